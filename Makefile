@@ -172,7 +172,7 @@ docs: $(DOCS_STAMP)
 	$(PY) docs/site/links.py build/site
 
 # What CUDA alone can show, on a machine that has it: GPU_PYTHON's torch has CUDA, and cffi, msgpack, numpy and setuptools are there.
-# Fetches nothing. The page of results: build/gpu-check.json.
+# Fetches nothing. The page of results: build/gpu-check.json. GPU_OPTIONS: see `python -m gpu_check --help`.
 GPU_PYTHON ?= $(PYTHON)
 gpu-check:
 	@$(GPU_PYTHON) -c 'import importlib.util as u, sys; \
@@ -180,7 +180,7 @@ gpu-check:
 	    lacks and sys.exit("make gpu-check: $(GPU_PYTHON) lacks " + ", ".join(lacks) + \
 	    ". Give a Python that has them: make gpu-check GPU_PYTHON=... ($(PY), after `make`)")'
 	$(GPU_PYTHON) setup.py --quiet build_ext --inplace
-	$(GPU_PYTHON) -m gpu_check
+	$(GPU_PYTHON) -m gpu_check $(GPU_OPTIONS)
 
 bench: $(STAMP)
 	$(PY) -m benchmarks --results

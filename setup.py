@@ -13,6 +13,13 @@ PARTS = (
     *("binding", "calls", "encode", "exports", "handle", "look", "memory", "objects", "ranges"),
     *("spent", "transaction", "watch", "writes"),
 )
+# what README says in a clone, and what it says on the page of a package index
+INSTALL = {
+    "pip install '.[torch,cli]'": "pip install 'pmstore[torch,cli]'",
+    "in a clone of this repository; Linux, Python 3.10+, a C compiler": "Linux, Python 3.10+",
+    "`pip install .` brings": "`pip install pmstore` brings",
+    "`.[all]` brings": "`pmstore[all]` brings",
+}
 
 
 def value(file, name):
@@ -22,8 +29,8 @@ def value(file, name):
 
 
 def readme():
-    """Its links and pictures lead to the files of this version: a page of a package index has
-    none beside it."""
+    """As a package index shows it. Its links and pictures lead to the files of this version, as
+    none are beside it; and who reads it there has no clone to install from."""
     at = value("pyproject.toml", "Repository")
     version = "v" + value("pmstore/base/version.py", "VERSION")
 
@@ -32,6 +39,10 @@ def readme():
         return f"{found['before']}({at}/{kind}/{version}/{found['path']})"
 
     text = Path("README.md").read_text(encoding="utf-8")
+    for here, there in INSTALL.items():
+        if here not in text:
+            raise SystemExit(f"README.md has no {here!r}: see setup.py")
+        text = text.replace(here, there)
     link = r"(?P<before>(?P<picture>!?)\[[^\]]*\])\((?!https?:|#|mailto:)(?P<path>[^)\s]+)\)"
     return re.sub(link, absolute, text)
 

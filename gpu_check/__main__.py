@@ -9,9 +9,7 @@ import os
 import platform
 import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,11 @@ import torch
 
 import pmstore
 from gpu_check import losses, memory, rates, resume, streams
+from gpu_check.apart import Check, apart
 from gpu_check.device import Settings, chosen
-from gpu_check.outcome import NotCheckedError, Outcome, WrongError
+from gpu_check.outcome import Outcome
 
-CHECKS: dict[str, Callable[[Settings, Outcome], None]] = {
+CHECKS: dict[str, Check] = {
     "resume": resume.check,
     "streams": streams.check,
     "losses": losses.check,
@@ -31,21 +30,6 @@ CHECKS: dict[str, Callable[[Settings, Outcome], None]] = {
     "copies": rates.copies,
     "steps": rates.steps,
 }
-
-
-def carry_out(name: str, check: Callable[[Settings, Outcome], None], settings: Settings) -> Outcome:
-    outcome = Outcome(name)
-    start = time.perf_counter()
-    try:
-        check(settings, outcome)
-    except NotCheckedError as why:
-        outcome.status, outcome.why = "not checked", str(why)
-    except WrongError as wrong:
-        outcome.status, outcome.why = "failed", str(wrong)
-    except Exception:  # the page is written whatever one of them meets
-        outcome.status, outcome.why = "failed", traceback.format_exc()
-    outcome.seconds = time.perf_counter() - start
-    return outcome
 
 
 def machine(settings: Settings) -> dict[str, Any]:
@@ -91,9 +75,13 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bytes", type=int, help="of the state whose copies are timed (1e9)")
     parser.add_argument("--kills", type=int, help="of the training (50)")
     parser.add_argument("--rounds", type=int, help="of everything else (15)")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds that a check may take")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--folder", type=Path, help="for the stores (/dev/shm)")
-    return parser.parse_args(given)
+    args = parser.parse_args(given)
+    if args.folder and not args.folder.is_dir():
+        parser.error(f"{args.folder} is no folder")
+    return args
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -106,7 +94,7 @@ def main(given: Sequence[str] | None = None) -> int:
             device,
             Path(folder),
             args.bytes or (64 << 20 if args.quick else 10**9),
-            args.rounds or (3 if args.quick else 15),
+            args.rounds or (6 if args.quick else 15),
             args.kills or (3 if args.quick else 50),
             args.seed,
         )
@@ -114,7 +102,7 @@ def main(given: Sequence[str] | None = None) -> int:
         for name, check in CHECKS.items():
             if args.only and name not in args.only:
                 continue
-            outcomes.append(carry_out(name, check, settings))
+            outcomes.append(apart(name, check, settings, args.limit))
             show(outcomes[-1])
         page = {
             "machine": machine(settings),

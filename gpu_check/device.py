@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import sys
 import time
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from gpu_check.outcome import NotCheckedError
 
 _CYCLES = 1 << 26  # of the device's clock, to learn how long one takes
 
@@ -31,6 +34,15 @@ class Settings:
     @property
     def cuda(self) -> bool:
         return self.device.type == "cuda"
+
+    def needs(self, nbytes: int) -> None:
+        """Raises: NotCheckedError: the folder has no room for as much."""
+        there = shutil.disk_usage(self.folder).free
+        if there < nbytes:
+            raise NotCheckedError(
+                f"{self.folder.parent} has room for {there / 1e9:.2g} GB, of {nbytes / 1e9:.2g} "
+                "that the stores take: --folder for another place, --bytes for a smaller state"
+            )
 
     def synchronize(self) -> None:
         """All that the device was given to do is done."""

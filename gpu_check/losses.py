@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from gpu_check.device import Settings
@@ -9,20 +11,24 @@ from gpu_check.outcome import Outcome, require
 from pmstore.scheduler.losses import Losses
 
 _STEPS = 400
+_DELAY = 0.05  # seconds of work that the device has to do before the loss is there
 
 
 def check(settings: Settings, outcome: Outcome) -> None:
     warned: list[str] = []
     losses = Losses(lambda _, text: warned.append(text))
     values = [torch.full((), 100.0 / (step + 1), device=settings.device) for step in range(_STEPS)]
+    list(losses.read(0, values[0]))  # its first use makes pinned memory
     settings.synchronize()
-    read: list[tuple[int, float]] = []
+    list(losses.read(0, None))
     if settings.cuda:
-        list(losses.read(0, values[0]))  # its first use makes pinned memory
-        settings.synchronize()
+        outcome.figures["a loss behind 50 ms of work holds the program, ms"] = 1e3 * _held(
+            settings, losses, values[0]
+        )
         torch.cuda.set_sync_debug_mode("error")
     else:
         outcome.left_out.append("that no loss is waited for: host memory has nothing to wait for")
+    read: list[tuple[int, float]] = []
     try:
         for step in range(_STEPS):
             settings.delay(1e-4)
@@ -40,3 +46,15 @@ def check(settings: Settings, outcome: Outcome) -> None:
             f"the loss of step {step} arrived as {value}",
         )
     outcome.figures |= {"losses given": _STEPS, "losses read": len(read)}
+
+
+def _held(settings: Settings, losses: Losses, value: torch.Tensor) -> float:
+    """Seconds that the program is held by a loss that is not there yet."""
+    settings.delay(_DELAY)
+    start = time.perf_counter()
+    list(losses.read(0, value))
+    held = time.perf_counter() - start
+    settings.synchronize()
+    list(losses.read(0, None))
+    require(held < _DELAY / 2, f"reading a loss waited for the device, {1e3 * held:.3g} ms")
+    return held

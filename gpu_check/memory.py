@@ -8,6 +8,7 @@ import torch
 import pmstore
 from gpu_check.device import Settings
 from gpu_check.outcome import Outcome, require
+from pmstore.mirror.pinned import forget_error
 
 _COUNT = 1 << 20  # float32: pages of its own
 
@@ -21,7 +22,7 @@ def check(settings: Settings, outcome: Outcome) -> None:
             _copies(settings, outcome, store, tensor, source, declared=step % 2 == 0)
         if not settings.cuda:
             outcome.left_out.append("pinned memory of a store: cudaHostRegister needs CUDA")
-        elif _pin(tensor, outcome):
+        elif _pin(settings, store, tensor, outcome):
             try:
                 for step in range(1, settings.rounds + 1):
                     source = torch.full((_COUNT,), 100.0 + step, device=settings.device)
@@ -65,11 +66,12 @@ def _copies(
     require(torch.equal(tensor, source.cpu()), "a commit lost a copy from the device")
 
 
-def _pin(tensor: torch.Tensor, outcome: Outcome) -> bool:
-    status = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
-        tensor.data_ptr(), tensor.numel() * tensor.element_size(), 0
-    )
-    if int(status) != 0:
-        outcome.left_out.append(f"an array of a store could not be pinned: CUDA's error {status}")
-        return False
-    return True
+def _pin(settings: Settings, store: pmstore.Store, tensor: torch.Tensor, outcome: Outcome) -> bool:
+    store.will_write(tensor)  # CUDA pins no page that may not be written
+    nbytes = tensor.numel() * tensor.element_size()
+    status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), nbytes, 0)  # type: ignore[no-untyped-call]
+    if int(status) == 0:
+        return True
+    forget_error(settings.device)
+    outcome.left_out.append(f"an array of a store could not be pinned: CUDA's error {int(status)}")
+    return False

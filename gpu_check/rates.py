@@ -20,6 +20,7 @@ _STEPS = 10  # of a training, timed together
 
 def copies(settings: Settings, outcome: Outcome) -> None:
     """The mirrors of a commit, beside a plain copy of as much into pinned memory."""
+    settings.needs(3 * settings.nbytes)
     source = torch.ones(settings.nbytes, dtype=torch.uint8, device=settings.device)
     target = torch.empty(settings.nbytes, dtype=torch.uint8, pin_memory=settings.cuda)
     if not settings.cuda:
@@ -52,7 +53,7 @@ def copies(settings: Settings, outcome: Outcome) -> None:
                 0.9,
                 at_least=True,
             ),
-            Aim("commit(wait=False) at 1 GB, ms", 1e3 * statistics.median(held), 1.0),
+            Aim(f"commit(wait=False) of {rate:.3g} GB, ms", 1e3 * statistics.median(held), 1.0),
         ]
 
 
@@ -75,6 +76,7 @@ def _training(settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer, Cal
 
 def steps(settings: Settings, outcome: Outcome) -> None:
     """Steps of a training that commits each of them, beside the same that commits none."""
+    settings.needs(4 * settings.nbytes)
     _, _, plain = _training(settings)
     model, optimizer, mirrored = _training(settings)
     times: dict[str, list[float]] = {"plain": [], "ours": []}

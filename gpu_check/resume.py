@@ -4,6 +4,7 @@ stopped."""
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 from gpu_check.device import Settings
-from gpu_check.outcome import NotCheckedError, Outcome, WrongError, require
+from gpu_check.outcome import NotCheckedError, Outcome, require
 
 _STEPS = 150
 _LIMIT = 600.0  # seconds that a training may take
@@ -35,26 +36,37 @@ class _Training:
             text=True,
             cwd=Path(__file__).parent.parent,
         )
+        self._late = threading.Timer(_LIMIT, self._process.kill)
+        self._late.daemon = True
+        self._late.start()
         assert self._process.stdout is not None
         self._first = self._process.stdout.readline()
         """"ready", once a step of this life is committed; its result, if none was left to train."""
 
+    def _end(self) -> tuple[str, str]:
+        """What it wrote, and what it said of errors."""
+        out, err = self._process.communicate()
+        in_time = self._late.is_alive()
+        self._late.cancel()
+        require(in_time, f"a training was not over after {_LIMIT:g} seconds: {err[-2000:]}")
+        return self._first + out, err
+
     def result(self) -> str:
         """Raises: WrongError: it failed."""
-        out, err = self._process.communicate(timeout=_LIMIT)
+        out, err = self._end()
         require(self._process.returncode == 0, f"a training failed: {err[-2000:]}")
-        return (self._first + out).split()[-1]
+        return out.split()[-1]
 
     def killed_after(self, seconds: float) -> bool:
         """Whether it was still under way."""
         killer = threading.Timer(seconds, self._process.kill)
         killer.start()
-        _, err = self._process.communicate(timeout=_LIMIT)
+        _, err = self._end()
         killer.cancel()
         killer.join()
-        if self._process.returncode > 0:
-            raise WrongError(f"a training failed: {err[-2000:]}")
-        return self._process.returncode < 0
+        status = self._process.returncode
+        require(status in (0, -signal.SIGKILL), f"a training failed ({status}): {err[-2000:]}")
+        return status != 0
 
 
 def check(settings: Settings, outcome: Outcome) -> None:

@@ -12,18 +12,20 @@ from gpu_check.device import Settings
 from gpu_check.outcome import Outcome, require
 
 _DELAY = 0.05  # seconds of work that the stream has to do before the step's values are there
+_FIRST = 3  # commits: the first one is staged, two more pin the slots
 _LARGE, _SMALL = 1 << 20, 5  # elements: a slot with pages of its own; a part of a page
 
 
 def check(settings: Settings, outcome: Outcome) -> None:
     path = settings.folder / "streams.pm"
+    last = _FIRST + settings.rounds
     with pmstore.open(path) as store, settings.side_stream():
         large = torch.zeros(_LARGE, device=settings.device)
         small = torch.zeros(_SMALL, device=settings.device, dtype=torch.bfloat16)
         store.mirror("large", large)
         store.mirror("small", small)
         longest = 0.0
-        for step in range(1, settings.rounds + 1):
+        for step in range(1, last + 1):
             settings.delay(_DELAY)
             large.fill_(step)
             small.fill_(step)
@@ -32,7 +34,7 @@ def check(settings: Settings, outcome: Outcome) -> None:
             pending = store.commit(wait=False)
             pending.fence()
             held = time.perf_counter() - start
-            if step > 2:  # the first commits pin the slots
+            if step > _FIRST:
                 longest = max(longest, held)
             large.fill_(-step)
             small.fill_(-step)
@@ -56,7 +58,6 @@ def check(settings: Settings, outcome: Outcome) -> None:
         else:
             outcome.left_out.append("the order of streams: host memory has none")
     with pmstore.open(path, mode="r") as store:
-        last = settings.rounds
         require(store["step"] == last, "the last commit is not the last one in the file")
         for name in ("large", "small"):
             require(bool((store.slots(name).current == last).all()), f"{name!r} in the file")

@@ -29,7 +29,7 @@ What else there is, imported when it is used:
 All errors are `PmstoreError`s; each says what to do. docs/ARCHITECTURE.md tells how it works.
 """
 
-from pmstore.base.doors import door
+from pmstore.base.doors import door, is_there
 from pmstore.base.version import VERSION
 
 TYPE_CHECKING = False  # as typing's, which takes longer to import than all of this
@@ -123,6 +123,8 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # which would take every name for one of ours
+    if not is_there("torch"):  # help() and import * look at all that is here
+        __all__ = [name for name in __all__ if name not in ("dcp", "torch")]
     __getattr__ = door(
         "pmstore",
         {

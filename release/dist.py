@@ -116,6 +116,7 @@ def make_wheel(tools: Path, source: Path, version: str, python: Path, architectu
     )
     (wheel,) = set(DIST.glob("*.whl")) - before
     keeps_its_word(tools, wheel, architecture)
+    page_stands_alone(wheel, source)
     return wheel
 
 
@@ -132,6 +133,20 @@ def keeps_its_word(tools: Path, wheel: Path, architecture: str) -> None:
         names = [name for name in opened.namelist() if name.endswith(".so")]
     if len(names) != 2:
         raise SystemExit(f"{wheel.name} has {names}")
+
+
+def page_stands_alone(wheel: Path, source: Path) -> None:
+    """Each link of the page that an index shows leads somewhere, from there."""
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = [name for name in opened.namelist() if name.endswith(".dist-info/METADATA")]
+        page = opened.read(name).decode()
+    (home,) = re.findall(r"^Project-URL: Repository, (.*)$", page, re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", page):
+        inside = re.match(rf"{re.escape(home)}/(?:blob|raw)/v[^/]+/([^#]+)", link)
+        if inside and not (source / inside[1]).exists():
+            raise SystemExit(f"README.md on the index: {link} leads to no file of this version")
+        if not inside and not link.startswith("https://"):
+            raise SystemExit(f"README.md on the index: {link} leads nowhere from there")
 
 
 def try_wheel(wheel: Path, source: Path, version: str, python: Path, with_torch: bool) -> str:

@@ -13,7 +13,7 @@ from release.dist import BUILD, DIST, unpack
 from release.python import environment, install, run
 
 TESTS = (
-    *("test_style", "test_typed", "test_readme", "test_examples", "test_docs_commands"),
+    *("test_style", "test_typed", "test_readme", "test_examples", "test_documents"),
     *("test_crashtest_command", "test_benchmarks", "test_fuzz_formats", "torch/test_dcp_example"),
 )
 

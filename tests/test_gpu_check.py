@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+
+import fake_cuda  # noqa: E402 - needs torch
+
+from gpu_check.__main__ import CHECKS, machine  # noqa: E402
+from gpu_check.apart import apart, carry_out  # noqa: E402
+from gpu_check.device import Settings  # noqa: E402
+from gpu_check.outcome import Outcome  # noqa: E402
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -52,7 +62,7 @@ def test_what_is_wrong_fails_it(tmp_path: Path) -> None:
     out = tmp_path / "page.json"
     only = ("--only", "memory", "--only", "losses")
     done = gpu_check(
-        *("--device", "cpu", "--quick", "--out", str(out)), *only, PYTHONPATH=str(tmp_path)
+        *("--device", "cpu", "--quick", "--out", str(out)), *only, PYTHONPATH=f"{tmp_path}:{ROOT}"
     )
     assert done.returncode == 1
     assert "a roll back did not take back a copy from the device (not declared)" in done.stdout
@@ -69,10 +79,83 @@ def broken(tmp_path: Path, lines: str, *only: str) -> tuple[int, dict[str, Any]]
     done = gpu_check(
         *("--device", "cpu", "--rounds", "3", "--kills", "1", "--out", str(out)),
         *(word for name in only for word in ("--only", name)),
-        PYTHONPATH=str(tmp_path),
+        PYTHONPATH=f"{tmp_path}:{ROOT}",
     )
     assert out.exists(), done.stderr
     return done.returncode, json.loads(out.read_text())
+
+
+# ---- what it does on a GPU alone, with host memory that passes for one ----
+
+
+@pytest.fixture
+def settings(shm: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(Settings, "cuda", property(lambda settings: True))
+    return Settings(torch.device("cpu"), shm, nbytes=4 << 20, rounds=3, kills=1, seed=0)
+
+
+@pytest.mark.parametrize("name", ["streams", "losses", "memory"])
+def test_on_a_gpu(name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda.install(monkeypatch.setattr)
+    outcome = carry_out(name, CHECKS[name], settings)
+    assert (outcome.status, outcome.why, outcome.left_out) == ("passed", "", [])
+
+
+@pytest.mark.parametrize(("name", "aims"), [("copies", 2), ("steps", 1)])
+def test_rates_on_a_gpu(
+    name: str, aims: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda.install(monkeypatch.setattr, late=False)
+    outcome = carry_out(name, CHECKS[name], settings)
+    assert (outcome.status, outcome.why, outcome.left_out) == ("passed", "", [])
+    assert len(outcome.aims) == aims
+    assert machine(settings)["device"] == "host"
+
+
+def test_pages_that_cannot_be_pinned_are_told(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing fails of it, neither there nor in what comes after."""
+    runtime = fake_cuda.install(monkeypatch.setattr)
+    runtime.refuses = 801
+    outcome = carry_out("memory", CHECKS["memory"], settings)
+    assert (outcome.status, outcome.why) == ("passed", "")
+    assert outcome.left_out == ["an array of a store could not be pinned: CUDA's error 801"]
+    torch.zeros(3).fill_(1)  # a kernel
+
+
+def test_a_fence_that_does_nothing_is_found(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda.install(monkeypatch.setattr)
+    monkeypatch.setattr("pmstore.mirror.copier._CudaBatch.fence", lambda batch: True)
+    outcome = carry_out("streams", CHECKS["streams"], settings)
+    assert outcome.status == "failed"
+    assert "the commit of step 1 holds" in outcome.why
+
+
+def test_a_folder_without_room(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker's /dev/shm has 64 MB."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    outcome = carry_out("copies", CHECKS["copies"], settings)
+    assert outcome.status == "not checked"
+    assert "has room for 0.001 GB, of 0.013 that the stores take: --folder" in outcome.why
+
+
+# ---- what a check may meet ----
+
+
+def _dies(settings: Settings, outcome: Outcome) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _never_ends(settings: Settings, outcome: Outcome) -> None:
+    signal.pause()
+
+
+def test_a_check_that_dies_or_never_ends(settings: Settings) -> None:
+    assert apart("one", _dies, settings, 600).why == "its process ended with status -9"
+    assert apart("one", _never_ends, settings, 0.5).why == "it was not over after 0.5 seconds"
 
 
 NOT_TAKEN_BACK = """

@@ -51,6 +51,11 @@ import os, sys
 import numpy as np
 sys.modules["torch"] = None
 import pmstore
+assert dir(pmstore) == sorted(pmstore.__all__) and "torch" not in pmstore.__all__
+import pydoc
+assert "bytes are in the heap" in pydoc.render_doc(pmstore)
+from pmstore import *
+del open
 store = pmstore.open(sys.argv[1])
 def attach():
     import pmstore.torch

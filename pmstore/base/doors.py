@@ -4,8 +4,17 @@ use."""
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+
+
+def is_there(package: str) -> bool:
+    """Whether it can be imported. Does not import it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # somebody's stand-in for it, without a spec
+        return True
 
 
 def door(

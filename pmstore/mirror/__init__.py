@@ -2,6 +2,7 @@
 commit.
 
 pending.py   the handle of a commit under way
+pinned.py    blocks of the store that a device writes itself
 copier.py    the seam between a device and host memory, and its two implementations
 mirror.py    a mirrored tensor, or several in one pair of slots
 adding.py    a tensor begins to be mirrored

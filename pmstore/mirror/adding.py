@@ -25,6 +25,11 @@ def add(store: Group, mirrors: Mirrors, name: str, tensor: Any) -> Mirror:
             f"{name!r}: a mirror is of a dense, contiguous tensor: give the tensor that "
             ".contiguous() returns"
         )
+    if tensor.is_conj() or tensor.is_neg():
+        raise MirrorError(
+            f"{name!r}: a mirror is of a tensor whose memory holds its values, not of a lazy "
+            "conjugate or negative: give the tensor that .resolve_conj().resolve_neg() returns"
+        )
     there = name in store
     slots = store.slots(name, tuple(tensor.shape), tensor.dtype)
     mirror = Mirror(slots, [MirrorPart(tensor, 0)], there)

@@ -10,6 +10,7 @@ are complete.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import torch
 from pmstore.engine.landing import LandCopy
 from pmstore.errors import MirrorError
 from pmstore.mirror.pending import Batch
+from pmstore.mirror.pinned import PinnedBlocks
 
 # smaller blocks share pages with others, and are never written by a device
 _DIRECT_BYTES = 64 << 10
@@ -54,7 +56,7 @@ class Copier(Protocol):
         ...
 
     def close(self) -> None:
-        """No copy is under way: gives back what it holds of the store's memory."""
+        """Waits until no copy is under way: the store's memory goes."""
         ...
 
 
@@ -135,32 +137,37 @@ class _CudaBatch:
         self._kept = []
 
 
-def staging(like: torch.Tensor) -> torch.Tensor:
+def staging(like: torch.Tensor, *, once: bool = False) -> torch.Tensor:
     """Host memory for a copy of the tensor: pinned, or pageable where no more can be had that is
     locked. Copies into that are made before the call that starts them returns: the program waits
-    for them, and all else is the same."""
+    for them, and all else is the same.
+
+    once: as much is not wanted again. To pin memory takes longer than to wait for one copy, and
+    torch keeps for good what it has pinned.
+    """
     try:
-        return torch.empty_like(like, device="cpu", pin_memory=True)
+        return torch.empty_like(like, device="cpu", pin_memory=not once)
     except RuntimeError:
         return torch.empty_like(like, device="cpu")
 
 
 class CudaCopier:
     """CUDA: on a stream of its own, behind what the current stream was given so far, into the slots
-        themselves where their pages can be pinned (cudaHostRegister), else through staging memory,
-        which the engine's thread copies on.
+    themselves where their pages can be pinned (cudaHostRegister), else through staging memory,
+    which the engine's thread copies on.
 
-    The word that the engine waits for is the last copy on the stream, and a stream's copies are
-    made in order.
+    The word that the engine waits for is the last copy on the stream, behind an event. A stream
+    does one thing after another, and what came before an event that is reached can be seen by the
+    host: so it is there when the word is.
     """
 
-    def __init__(self, device: torch.device, direct: bool) -> None:
-        """direct: whether the device may write the store's memory: pages of a shared mapping."""
+    def __init__(self, device: torch.device, pinned: PinnedBlocks | None) -> None:
+        """pinned: of the store. None: devices may not write its memory, which is no shared
+        mapping."""
         self.device = device
-        self._direct = direct
+        self._pinned = pinned
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._one = torch.ones(1, dtype=torch.int64, device=device)
-        self._registered: dict[int, torch.Tensor] = {}
         torch.cuda.current_stream(device).synchronize()  # the one is there
 
     def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
@@ -173,54 +180,49 @@ class CudaCopier:
                     continue
                 source, target, staged = flat(piece.tensor), self._target(piece), 0
                 if target is None:
-                    target = staging(source)
+                    target = staging(source, once=self._later_direct(piece))
                     staged = target.data_ptr()
                 target.copy_(source, non_blocking=True)
                 source.record_stream(self._stream)
                 kept.append(target)
                 copies.append(LandCopy(piece.data, piece.at, piece.nbytes, staged, word.data_ptr()))
-            word.copy_(self._one, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
+            word.copy_(self._one, non_blocking=True)
         return copies, _CudaBatch(self, event, kept)
 
     def _target(self, piece: Piece) -> torch.Tensor | None:
         """The place in the slot, pinned; None: it is not to be had."""
         block = piece.block
         if (
-            not self._direct
+            self._pinned is None
             or block is None
             or block.numel() < _DIRECT_BYTES
-            or not self._register(block)
+            or not self._pinned.pin(block, self.device)
         ):
             return None
         return block[piece.at : piece.at + piece.nbytes].view(piece.tensor.dtype)
 
-    def _register(self, block: torch.Tensor) -> bool:
-        address = block.data_ptr()
-        if address in self._registered:
-            return True
-        status = torch.cuda.cudart().cudaHostRegister(address, block.numel(), 0)  # type: ignore[no-untyped-call]
-        # file systems whose pages cannot be pinned for long; too little memory that may be locked
-        if int(status) != 0:
-            self._direct = False
-            return False
-        self._registered[address] = block
-        return True
+    def _later_direct(self, piece: Piece) -> bool:
+        """Whether the slot itself will be written by the commits after this one."""
+        return (
+            self._pinned is not None
+            and not self._pinned.refused
+            and piece.block is None
+            and piece.nbytes >= _DIRECT_BYTES
+        )
 
     def close(self) -> None:
-        self._stream.synchronize()
-        for address in list(self._registered):
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-            del self._registered[address]
+        with suppress(RuntimeError):  # of the device: it copies no more, and its program was told
+            self._stream.synchronize()
 
 
-def copier_for(device: torch.device, direct: bool) -> Copier:
+def copier_for(device: torch.device, pinned: PinnedBlocks | None) -> Copier:
     """Raises: MirrorError for a device that there is no copier for."""
     if device.type == "cpu":
         return HostCopier()
     if device.type == "cuda":
-        return CudaCopier(device, direct)
+        return CudaCopier(device, pinned)
     if device.type == "meta":
         raise MirrorError(
             "a tensor on the meta device has no data to mirror: initialise it first, "

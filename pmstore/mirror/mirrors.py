@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from pmstore.mirror.copier import Copier, Piece
     from pmstore.mirror.mirror import Mirror
+    from pmstore.mirror.pinned import PinnedBlocks
+
+# domains whose mapping is: what a device writes into it is the file's
+_SHARED = ("dax", "process", "emulated")
 
 _under_way: set[PendingCommit] = set()
 """Commits that threads of the engine are at: what they read is kept, whatever becomes of their
@@ -33,6 +37,7 @@ class Mirrors:
         self._core = core
         self._mirrors: dict[str, Mirror] = {}
         self._copiers: dict[torch.device, Copier] = {}
+        self._pinned: PinnedBlocks | None = None
         self._pending: PendingCommit | None = None
         self._armed: PendingCommit | None = None
         self._committing = threading.RLock()
@@ -54,11 +59,13 @@ class Mirrors:
     def copier(self, device: torch.device) -> Copier:
         """Raises: MirrorError."""
         from pmstore.mirror.copier import copier_for
+        from pmstore.mirror.pinned import PinnedBlocks
 
         made = self._copiers.get(device)
         if made is None:
-            direct = self._core.pool.info.domain in ("dax", "process", "emulated")
-            made = self._copiers[device] = copier_for(device, direct)
+            if self._pinned is None and self._core.pool.info.domain in _SHARED:
+                self._pinned = PinnedBlocks()
+            made = self._copiers[device] = copier_for(device, self._pinned)
         return made
 
     @contextmanager
@@ -157,11 +164,14 @@ class Mirrors:
         pieces: dict[torch.device, list[Piece]] = {}
         flips: list[LandFlip] = []
         done: list[tuple[Mirror, set[int]]] = []
+        base = self._core.pool.info.base
         with self._core.lock:
             for mirror in list(self._mirrors.values()):
                 blocks = self._place(mirror, pieces, flips)
                 if blocks:
                     done.append((mirror, blocks))
+        if self._pinned is not None:
+            self._pinned.keep({base + block for _, blocks in done for block in blocks})
         copies: list[LandCopy] = []
         batches: list[Batch] = []
         try:
@@ -227,5 +237,10 @@ class Mirrors:
                 mirror.restore()
 
     def close(self) -> None:
+        """Gives back what devices hold of the store's memory. A fork child has no device."""
+        if self._core.process != os.getpid():
+            return
         while self._copiers:
             self._copiers.popitem()[1].close()
+        if self._pinned is not None:
+            self._pinned.keep(set())

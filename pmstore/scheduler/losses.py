@@ -66,11 +66,11 @@ class DeviceLoss:
     def __init__(self) -> None:
         self._buffer: Any = None
         self._event: Any = None
-        self._step = 0
+        self._step: int | None = None
 
     def offer(self, step: int, loss: Any) -> None:
         """Starts the copy of a one-element CUDA tensor, unless one is under way."""
-        if self._step:
+        if self._step is not None:
             return
         torch = sys.modules["torch"]
         if self._buffer is None:
@@ -82,7 +82,7 @@ class DeviceLoss:
 
     def poll(self) -> tuple[int, float] | None:
         """(step, loss) of a copy that has arrived."""
-        if not self._step or not self._event.query():
+        if self._step is None or not self._event.query():
             return None
-        step, self._step = self._step, 0
+        step, self._step = self._step, None
         return step, float(self._buffer.numpy())

@@ -25,6 +25,7 @@ from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.optimizer import OptimizerBinding
 from pmstore.torch.optimizer_state import parameters_of
 from pmstore.torch.placed import UNFIT, Placed, check_movable, set_apart
+from pmstore.torch.replacing import Replacing
 from pmstore.torch.shards import is_sharded
 from pmstore.torch.slot_views import (
     Kept,
@@ -412,6 +413,7 @@ class SlottedBinding(OptimizerBinding):
             self.collect()
         return replaced
 
+    replacing: Replacing | None
     # of each name of a parameter: where a module has it, under what, and the parameter
     _links: dict[str, tuple[dict[str, Any], str, torch.Tensor]] | None = None
 

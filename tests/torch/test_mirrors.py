@@ -468,11 +468,14 @@ def test_bad_input(store: pmstore.Store) -> None:
     with pytest.raises(MirrorError, match="meta"):
         store.mirror("w", torch.zeros(3, device="meta"))
     with pytest.raises(MirrorError, match="mps"):
-        copier_for(torch.device("mps"), True)
+        copier_for(torch.device("mps"), None)
     with pytest.raises(MirrorError, match="contiguous"):
         store.mirror("w", torch.zeros(3, 4).t())
     with pytest.raises(MirrorError, match="dense"):
         store.mirror("w", torch.zeros(3, 4).to_sparse())
+    for lazy in (torch.ones(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3))):
+        with pytest.raises(MirrorError, match="resolve_conj"):
+            store.mirror("w", lazy)
     assert "w" not in store
     store["taken"] = 1
     with pytest.raises(NameExistsError):
@@ -735,7 +738,7 @@ def test_cuda_slots_are_pinned_where_they_can_be(store: pmstore.Store) -> None:
     store.mirror("w", tensor)
     for _ in range(3):
         store.commit()
-    copier: Any = store.open_mirrors().copier(tensor.device)
-    assert len(copier._registered) == 2  # domain process, on tmpfs: both slots
+    pinned: Any = store.open_mirrors()._pinned
+    assert len(pinned) == 2  # domain process, on tmpfs: both slots
     store.close()
-    assert not copier._registered
+    assert not len(pinned)

@@ -18,6 +18,7 @@ import pmstore.scheduler
 import pmstore.testing
 import pmstore.tiers
 import pmstore.torch
+import pmstore.torch.optim
 from pmstore import (
     CheckReport,
     Compaction,
@@ -112,6 +113,48 @@ def training(store: Store, model: torch.nn.Module, optimizer: torch.optim.Optimi
     assert_type(run.stats(), pmstore.torch.RunStats)
     print(step, pmstore.torch.Resume(lr="program"), pmstore.torch.Job, pmstore.torch.KeptState)
     pmstore.torch.load(store, model)
+
+
+def policies(store: Store, model: torch.nn.Module) -> None:
+    optimizer = pmstore.torch.optim.AdamW(model.parameters(), lr=1e-3)
+    print(pmstore.torch.optim.Adam, pmstore.torch.optim.SGD)
+    guard = pmstore.scheduler.PreemptionGuard()
+    policy: pmstore.scheduler.CommitPolicy = pmstore.scheduler.Auto(max_loss=5)
+    print(pmstore.scheduler.EverySeconds(1.0), pmstore.scheduler.policy_words(policy))
+    run = pmstore.torch.attach(store, model=model, optimizer=optimizer, policy=policy, guard=guard)
+    for _ in run.batches(epochs=1):
+        run.end_step(0.5)
+    for part in (
+        *(pmstore.scheduler.Agreed, pmstore.scheduler.CommitScheduler, pmstore.scheduler.CostModel),
+        *(pmstore.scheduler.Decision, pmstore.scheduler.HazardModel, pmstore.scheduler.Known),
+        *(pmstore.scheduler.IterationTimer, pmstore.scheduler.LossFit, pmstore.scheduler.Target),
+        *(pmstore.scheduler.Objective, pmstore.scheduler.OneTarget, pmstore.scheduler.Wish),
+        *(pmstore.scheduler.TerminationModel, pmstore.scheduler.policy_digest),
+        pmstore.scheduler.rule_of,
+    ):
+        print(part)
+
+
+def data(store: Store) -> None:
+    report: pmstore.tiers.RestoreReport = pmstore.tiers.restore("again.pm", "tier")
+    flush: pmstore.tiers.Flush = store.flush("disk")
+    print(report, flush, pmstore.tiers.FlushStats, pmstore.tiers.TierConfig, pmstore.tiers.epochs)
+    pmstore.tiers.drain_all()
+    pmstore.tiers.export_safetensors("tier", "model.safetensors")
+    pmstore.exchange.export_safetensors(store, "model.safetensors")
+    pmstore.exchange.import_safetensors(store, "model.safetensors")
+    pmstore.exchange.import_npz(store, "arrays.npz")
+    print(pmstore.exchange.export_run, pmstore.exchange.import_run, pmstore.portable.load)
+
+
+def crashes() -> None:
+    for part in (
+        *(pmstore.testing.CrashTestResult, pmstore.testing.ForkServer, pmstore.testing.KilledRun),
+        *(pmstore.testing.Outcome, pmstore.testing.Program, pmstore.testing.job_test),
+        *(pmstore.testing.kill_at_primitive, pmstore.testing.primitives_seen),
+        pmstore.testing.shared_words,
+    ):
+        print(part)
 
 
 def failures(path: str) -> None:
