@@ -46,7 +46,7 @@ def stored(shm: Path, name: str) -> Any:
 def test_parts_of_what_is_saved_are_told_apart(shelf: Any) -> None:
     shelf.x = 5
     for data in (
-        {1: 5, "1": 6, True: 7.0, None: b"8", (1, 2): 9},
+        {2: 5, "2": 6, True: 7.0, None: b"8", (1, 2): 9},
         {"a__+dict_b": 1, "a": {"b": 2}, "a/b": 3},
         {1: np.zeros(1), "1": np.ones(1)},
         {"list": [1], "tuple": (1,), "0": {0: [[], {}]}},
@@ -150,12 +150,13 @@ def test_lists_do_what_lists_do(shelf: Any, shm: Path) -> None:
     shelf.l = pymm.linked_list([3, 1, 2])
     shelf.l.sort(key=lambda item: -item)
     assert stored(shm, "l") == [3, 2, 1]
-    assert shelf.l + [0] == [3, 2, 1, 0]
-    assert [4] + shelf.l == [4, 3, 2, 1]
+    more = [0]
+    assert shelf.l + more == [3, 2, 1, 0]
+    assert more + shelf.l == [0, 3, 2, 1]
     assert shelf.l + shelf.l == 2 * shelf.l == shelf.l * 2 == [3, 2, 1, 3, 2, 1]
     assert type(shelf.l.copy()) is list
     with pytest.raises(TypeError):
-        shelf.l + (1,)
+        shelf.l + tuple(more)
     missing = set(dir(list)) - set(dir(shelf.l)) - {"__class_getitem__", "__getstate__"}
     assert missing <= {"__ge__", "__gt__", "__le__", "__lt__", "__imul__"}
 

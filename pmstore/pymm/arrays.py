@@ -100,10 +100,7 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
 
     def __array_finalize__(self, template: Any) -> None:
         core, name, bounds = None, None, getattr(template, "_bounds", (0, 0))
-        if (
-            isinstance(template, shelved_ndarray)
-            and bounds[0] <= array.address(self) < bounds[1]
-        ):
+        if isinstance(template, shelved_ndarray) and bounds[0] <= array.address(self) < bounds[1]:
             core, name = template._core, template.name
         self.__dict__.update(_core=core, name=name, _bounds=bounds)
 
