@@ -31,7 +31,7 @@ def draw(
     *,
     lines: str | None = None,
     cases: Sequence[str] | None = None,
-    unit: str = "median; whiskers: least, greatest",
+    unit: str = "median, on a logarithmic axis; whiskers: least, greatest",
     value: str = "median_us",
 ) -> None:
     """lines: the name in `Row.extra` of what goes on the x axis, one line per method and case;

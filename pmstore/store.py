@@ -124,7 +124,7 @@ class Store(Flushing):
         runs, to the running task. While it is open nobody else changes the store by a call:
         entering another waits, and every other call that would (assignments, `del`, making arrays,
         groups, lists and slots, `will_write`, `commit`, `rollback`) raises TransactionError. Reads
-        go on, and see what was written inside so far. What others store into arrays, which needs no
+        go on, and see what was written inside so far. What others write into arrays, which needs no
         call, is part of the open transaction: committed with it, or undone with it.
 
         `with` waits for other threads. A task would wait for another of its own thread for ever, so

@@ -80,6 +80,18 @@ def test_links_lead_somewhere() -> None:
     assert not dead
 
 
+def test_words_of_the_glossary_have_one_entry_and_one_place() -> None:
+    text = (ROOT / "docs" / "GLOSSARY.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^\d+\. \*\*([^*]+)\*\*: (.*?)(?=^\d+\. |^#|\Z)", text, re.M | re.S)
+    words = [word for word, _ in entries]
+    words += re.findall(r"\*([A-Za-z ]+)\*", "".join(said for _, said in entries))
+    assert len(entries) > 50
+    assert sorted({word.lower() for word in words}) == sorted(word.lower() for word in words)
+    for word, said in entries:
+        places = [place for place in re.findall(r"`([\w/.]+)`", said) if "/" in place]
+        assert all((ROOT / place).exists() for place in places), word
+
+
 def headings(document: Path) -> set[str]:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)

@@ -607,7 +607,9 @@ def test_save_and_load(shelf: Any, shm: Path) -> None:
         fresh.state[other[0].weight]["exp_avg"], optimizer.state[model[0].weight]["exp_avg"]
     )
     shelf.save({"epoch": 4}, "ck", is_inplace=False)
-    assert [name for name in shelf.items if name.startswith("ck")] == ["ck__+dict_epoch"]
+    assert [name for name in shelf.items if name.startswith("ck")] == [
+        "ck__+dict_#str#_#epoch#__#int#"
+    ]
     with pytest.raises(KeyError, match="saved were"):
         shelf.load("nothing")
     before = shelf.items

@@ -1,8 +1,10 @@
-"""Pictures of the last results of the benchmarks, drawn anew for each build, above the tables of
-benchmarks/RESULTS.md. The document itself has no pictures."""
+"""Pictures of the last results of the benchmarks, drawn anew for each build: above the tables of
+benchmarks/RESULTS.md, and where a document says `<!-- plot: question -->`. The documents themselves
+have no pictures of them."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,10 +30,11 @@ SHOWN: Mapping[str, Mapping[str, Any]] = {
 """Questions, and how `draw` shows them."""
 
 RESULTS = "benchmarks/RESULTS"
+PLOTS = Path("build") / "plots"
 
 
 def pictures(app: Sphinx) -> None:
-    folder = Path(app.srcdir) / "build" / "plots"
+    folder = Path(app.srcdir) / PLOTS
     folder.mkdir(parents=True, exist_ok=True)
     for answer in stored()["answers"]:
         if answer["question"] in SHOWN:
@@ -41,18 +44,25 @@ def pictures(app: Sphinx) -> None:
 
 
 def add(app: Sphinx, docname: str, content: list[str]) -> None:
-    """A picture below each heading that has one."""
+    """A picture below each heading that has one, and in the place of each mark."""
+    here = os.path.relpath(PLOTS, Path(docname).parent)
 
     def with_picture(heading: re.Match[str]) -> str:
         question, title = heading["question"], heading["title"]
         if question not in SHOWN:
             return heading[0]
-        return f"{heading[0]}\n\n![{title}](../build/plots/{question}.png)\n"
+        return f"{heading[0]}\n\n![{title}]({here}/{question}.png)\n"
+
+    def in_its_place(mark: re.Match[str]) -> str:
+        if mark[1] not in SHOWN:
+            raise ValueError(f"{docname}: no plot is drawn for {mark[1]!r}")
+        return f"![Times of {mark[1]}, beside other ways to save]({here}/{mark[1]}.png)"
 
     if docname == RESULTS:
         content[0] = re.sub(
             r"^## (?P<question>\w+): (?P<title>.*)$", with_picture, content[0], flags=re.MULTILINE
         )
+    content[0] = re.sub(r"^<!-- plot: (\w+) -->$", in_its_place, content[0], flags=re.MULTILINE)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -9,7 +9,7 @@
 
 JAX arrays do not change, arrays of a store do. So nothing is shared: `put` copies out of JAX, `get`
 into it. `jax.device_put(store["w"])` and `jax.numpy.from_dlpack(store["w"])` share the memory on a
-CPU, whatever `may_alias` says: a later store into "w" changes such a JAX array, and what is being
+CPU, whatever `may_alias` says: a later write into "w" changes such a JAX array, and what is being
 computed from it. Take `jax.numpy.array(store["w"])`, which copies, or `get`.
 """
 
@@ -98,7 +98,7 @@ def put(store: Store, name: str, tree: Any) -> None:
 
 
 def get(store: Store, name: str, like: Any = None) -> Any:
-    """The pytree under that name, in memory of its own: later stores and roll backs do not change
+    """The pytree under that name, in memory of its own: later writes and roll backs do not change
     it.
 
     like: a tree of the same structure, as a program makes it before it trains: its shapes and

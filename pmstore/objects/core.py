@@ -248,7 +248,7 @@ _cores: WeakValueDictionary[int, Core] = WeakValueDictionary()
 
 def owner(address: int) -> str | None:
     """Path of the store in whose heap the address is, if this process has it open for writing: a
-    store to it is captured."""
+    write to it is captured."""
     for core in alive(_cores):
         info = core.pool.info
         # else others may lie there now
@@ -258,7 +258,7 @@ def owner(address: int) -> str | None:
 
 
 def is_captured(address: int) -> bool:
-    """Whether a store to the address is captured."""
+    """Whether a write to the address is captured."""
     return owner(address) is not None
 
 

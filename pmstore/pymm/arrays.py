@@ -18,6 +18,7 @@ from pmstore.store import Store
 _METHODS_THAT_WRITE = frozenset(
     ("byteswap", "fill", "itemset", "partition", "put", "resize", "setfield", "sort")
 )
+_DESCRIBED = ("shape", "dtype", "strides")
 _FUNCTIONS_THAT_WRITE = frozenset(
     ("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask")
 )
@@ -89,21 +90,28 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
 
     name: str | None
     """The attribute of the shelf that it is, or is a view of."""
+    _core: Core | None
+    _bounds: tuple[int, int]
 
     def __new__(cls, core: Core, name: str, plain: np.ndarray[Any, Any]) -> shelved_ndarray:
         self = plain.view(cls)
-        self._core, self.name, self._bounds = core, name, _bounds(plain)
+        self.__dict__.update(_core=core, name=name, _bounds=_bounds(plain))
         return self
 
     def __array_finalize__(self, template: Any) -> None:
-        self._core: Core | None = None
-        self.name = None
-        self._bounds = getattr(template, "_bounds", (0, 0))
-        if (
-            isinstance(template, shelved_ndarray)
-            and self._bounds[0] <= array.address(self) < self._bounds[1]
-        ):
-            self._core, self.name = template._core, template.name
+        core, name, bounds = None, None, getattr(template, "_bounds", (0, 0))
+        if isinstance(template, shelved_ndarray) and bounds[0] <= array.address(self) < bounds[1]:
+            core, name = template._core, template.name
+        self.__dict__.update(_core=core, name=name, _bounds=bounds)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        core = self._core
+        if name in _DESCRIBED and core is not None and core.current().get(self.name) is self:
+            raise RuntimeError(
+                f"the {name} of a variable is stored with it: assign a new one to the shelf "
+                f"(shelf.{self.name} = ...), or change that of a view, shelf.{self.name}[...]"
+            )
+        super().__setattr__(name, value)
 
     # ---- PyMM's own ----
 
@@ -179,7 +187,11 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
         name = func.__name__
         out = kwargs.get("out")
         if out is None:
-            out = args[0] if name in _FUNCTIONS_THAT_WRITE and args else _positional_out(func, args)
+            if name in _FUNCTIONS_THAT_WRITE:
+                given = {**dict(enumerate(args)), **kwargs}
+                out = next((given[key] for key in (0, "dst", "a", "arr") if key in given), None)
+            else:
+                out = _positional_out(func, args)
         with _writing(out):
             result = func(*_plain(args), **_plain(kwargs))
         return (

@@ -4,11 +4,13 @@ named as PyMM names them."""
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 
 from pmstore.objects.tensor import is_tensor
+from pmstore.pymm.arrays import shelved_ndarray
 from pmstore.pymm.common import HIDDEN, Core
 from pmstore.pymm.scalars import plain
 
@@ -17,7 +19,7 @@ def save(core: Core, data: Any, name: str, is_inplace: bool) -> None:
     with core.writing():
         saved = core.store.group(HIDDEN)
         before = set(_leaves(saved[name])) if name in saved else set()
-        structure = _put(core, data, name, is_inplace)
+        structure = _Saving(core, name, before, is_inplace).put(data, name)
         for leaf in before - set(_leaves(structure)):
             core.store.pop(leaf, None)
             core.current().pop(leaf, None)
@@ -44,55 +46,68 @@ def _is_torch_object(data: Any) -> str | None:
     return "optimizer" if torch is not None and isinstance(data, torch.optim.Optimizer) else None
 
 
-# A structure is a list: ["leaf", name], ["value", value], ["dict", [key, structure], ...], ["list",
-# structure, ...] or ["tuple", structure, ...].
+# A structure is a list: ["leaf", name], ["value", value], ["dict", [key, structure], ...],
+# ["ordereddict", [key, structure], ...], ["list", structure, ...] or ["tuple", structure, ...].
 
 
-def _put(core: Core, data: Any, name: str, is_inplace: bool) -> list[Any]:
-    data = plain(data)
-    kind = _is_torch_object(data)
-    if kind is not None:
-        suffix = "__+model_#named_parameters_" if kind == "model" else "__+optimizer_#"
-        state = data.state_dict()
-        return [
-            "dict",
-            *(
-                [key, _put(core, item, f"{name}{suffix}{key}", is_inplace)]
-                for key, item in state.items()
-            ),
-        ]
-    if isinstance(data, dict):
-        return [
-            "dict",
-            *(
-                [key, _put(core, item, f"{name}__+dict_{key}", is_inplace)]
-                for key, item in data.items()
-            ),
-        ]
-    if isinstance(data, (list, tuple)):
-        items = (
-            _put(core, item, f"{name}__+list_{index}", is_inplace)
-            for index, item in enumerate(data)
-        )
-        return ["list" if isinstance(data, list) else "tuple", *items]
-    if isinstance(data, np.ndarray) or is_tensor(data) or type(data) in (str, bytes, int, float):
-        _put_leaf(core, data, name, is_inplace)
+class _Saving:
+    """One call of `save`: names of leaves that are its own."""
+
+    def __init__(self, core: Core, name: str, before: set[str], is_inplace: bool) -> None:
+        """before: the leaves of what was saved under the name last."""
+        self._core, self._name, self._before, self._is_inplace = core, name, before, is_inplace
+        self._leaves: set[str] = set()
+
+    def put(self, data: Any, name: str) -> list[Any]:
+        """Stores the data, in leaves whose names begin so. Returns: its structure."""
+        data = plain(data)
+        kind = _is_torch_object(data)
+        if kind is not None:
+            suffix = "__+model_#named_parameters_" if kind == "model" else "__+optimizer_#"
+            state = data.state_dict()
+            return ["dict", *([key, self.put(state[key], f"{name}{suffix}{key}")] for key in state)]
+        if isinstance(data, dict):
+            kind = "ordereddict" if isinstance(data, OrderedDict) else "dict"
+            return [
+                kind,
+                *(
+                    [key, self.put(item, f"{name}__+{kind}_#{type(key).__name__}#_#{key}#")]
+                    for key, item in data.items()
+                ),
+            ]
+        if isinstance(data, (list, tuple)):
+            items = (self.put(item, f"{name}__+list_{index}") for index, item in enumerate(data))
+            return ["list" if isinstance(data, list) else "tuple", *items]
+        if isinstance(data, np.ndarray):
+            return self._leaf(data, f"{name}__#ndarray#")
+        if is_tensor(data):
+            return self._leaf(data, f"{name}__#Tensor#")
+        if type(data) in (str, bytes, int, float):
+            return self._leaf(data, f"{name}__#{type(data).__name__}#")
+        return ["value", data]
+
+    def _leaf(self, data: Any, name: str) -> list[Any]:
+        name = name.replace("/", "%2F")  # not the name of a group
+        if name in self._leaves or (name in self._core.store and name not in self._before):
+            raise ValueError(
+                f"what is saved as {self._name!r} has a part whose name is that of another "
+                f"variable of the shelf, {name!r}: use other keys, or save it as another name"
+            )
+        self._leaves.add(name)
+        _put_leaf(self._core, data, name, self._is_inplace)
         return ["leaf", name]
-    return ["value", data]
 
 
 def _put_leaf(core: Core, data: Any, name: str, is_inplace: bool) -> None:
     store = core.store
-    if isinstance(data, np.ndarray):
-        data = data.view(np.ndarray)
     old = store.get(name) if is_inplace and name in store else None
     if (
-        isinstance(data, np.ndarray)
+        type(data) in (np.ndarray, shelved_ndarray)
         and type(old) is np.ndarray
         and (old.shape, old.dtype) == (data.shape, data.dtype)
     ):
         store.will_write(old)
-        old[...] = data
+        old[...] = data.view(np.ndarray)
     elif is_tensor(data) and is_tensor(old) and (old.shape, old.dtype) == (data.shape, data.dtype):
         store.will_write(old)
         old.detach().copy_(data.detach())
@@ -109,8 +124,9 @@ def _get(core: Core, structure: Any) -> Any:
         return _copy(core.store[parts[0]])
     if kind == "value":
         return parts[0]
-    if kind == "dict":
-        return {key: _get(core, part) for key, part in parts}
+    if kind in ("dict", "ordereddict"):
+        found = ((key, _get(core, part)) for key, part in parts)
+        return dict(found) if kind == "dict" else OrderedDict(found)
     items = [_get(core, part) for part in parts]
     return items if kind == "list" else tuple(items)
 
@@ -129,4 +145,5 @@ def _leaves(structure: Any) -> list[str]:
         return list(parts)
     if kind == "value":
         return []
-    return [leaf for part in parts for leaf in _leaves(part[1] if kind == "dict" else part)]
+    named = kind in ("dict", "ordereddict")
+    return [leaf for part in parts for leaf in _leaves(part[1] if named else part)]

@@ -89,6 +89,25 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
     def clear(self) -> None:
         del self[:]
 
+    def sort(self, *, key: Any = None, reverse: bool = False) -> None:
+        self[:] = sorted(self, key=key, reverse=reverse)
+
+    def copy(self) -> list[Any]:
+        """A plain list of the same items."""
+        return list(self)
+
+    def __add__(self, other: Any) -> Any:
+        """A plain list."""
+        return list(self) + list(other) if isinstance(other, _LISTS) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return other + list(self) if isinstance(other, list) else NotImplemented
+
+    def __mul__(self, times: int) -> list[Any]:
+        return list(self) * times
+
+    __rmul__ = __mul__
+
     def persist(self) -> None:
         """For PyMM: a change is committed when it returns."""
 
@@ -96,7 +115,7 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
         return repr(list(self))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (list, shelved_linked_list)):
+        if not isinstance(other, _LISTS):
             return NotImplemented
         return list(self) == list(other)
 
@@ -106,6 +125,9 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
         if isinstance(item, np.ndarray) or is_tensor(item):
             return self._core.bind(self._core, f"{self.name}[{at}]", item)
         return item
+
+
+_LISTS = (list, shelved_linked_list)
 
 
 def _storable(item: Any) -> Any:
@@ -119,6 +141,4 @@ def _storable(item: Any) -> Any:
             "the tensor has an autograd graph, which a list cannot keep: append x.detach(), or "
             "assign it to an attribute of the shelf"
         )
-    if isinstance(item, np.ndarray):
-        return item.view(np.ndarray)
     return item.as_tensor() if hasattr(item, "name_on_shelf") else item

@@ -21,6 +21,8 @@ from pmstore.pymm.memory import MemoryResource
 from pmstore.pymm.scalars import member_type, plain
 
 Path = str | os.PathLike[str]
+_NUMBERS = np.typecodes["AllInteger"] + "?efd"
+"""Of numpy's scalars: those that a number of Python's holds whole."""
 
 
 class shelf:
@@ -115,11 +117,16 @@ class shelf:
     def __setattr__(self, name: str, value: Any) -> None:
         """Copies the value in. Atomic: after a crash there is the old or the new one.
 
+        A number of numpy's, `shelf.n = shelf.x.sum()`, becomes Python's.
+
         Raises: RuntimeError for a type that is none of `supported_types`, a tensor that is a view
-            of the very variable, or an attribute that is the shelf's own.
+            of the very variable, or an attribute that is the shelf's own; TypeError for a dtype or
+            kind of array that cannot be stored.
         """
         if hasattr(type(self), name) or name in self.__dict__ or name == HIDDEN:
             raise RuntimeError(f"{name!r} is an attribute of the shelf itself: use another name")
+        if "/" in name:
+            raise RuntimeError(f"{name!r} would be a name in a group of the store: leave out the /")
         core = self._core
         old = core.member(name)
         if isinstance(value, ShelvedCommon) and value is old:
@@ -137,8 +144,10 @@ class shelf:
     def _store(self, name: str, value: Any, old: Any) -> None:
         store = self._core.store
         value = plain(value)
+        if isinstance(value, np.generic) and value.dtype.char in _NUMBERS:
+            value = value.item()
         if isinstance(value, np.ndarray):
-            stored: Any = value.view(np.ndarray)
+            stored: Any = value
         elif is_tensor(value):
             if is_tensor(old) and value.data_ptr() == old.data_ptr() and value.numel():
                 raise RuntimeError(
@@ -314,12 +323,14 @@ class shelf:
 
     def save(self, data: Any, shelf_var_name: str, is_inplace: bool = True) -> None:
         """Stores a value of any depth, lists, tuples, dicts, torch modules and optimizers among it,
-        under names that begin with shelf_var_name (`name__+dict_key`, `name__+list_0`, ...). One
+        under names that begin with shelf_var_name, as PyMM makes them (`name__#int#`,
+        `name__+dict_#str#_#key#__#ndarray#`, `name__+list_0__#Tensor#`, ...; a slash is `%2F`). One
         transaction.
 
         is_inplace: arrays and tensors that are there already, of the same shape and dtype, are
             written into.
-        Raises: TypeError for what cannot be stored.
+        Raises: TypeError for what cannot be stored: nothing is pickled. ValueError if two parts, or
+            a part and another variable, would have one name.
         """
         checkpoint.save(self._core, data, shelf_var_name, is_inplace)
 

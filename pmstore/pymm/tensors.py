@@ -3,6 +3,7 @@ with the first tensor."""
 
 from __future__ import annotations
 
+import copy
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,6 +20,14 @@ _TORCH_TYPES: dict[Any, torch.dtype] = {
     bool: torch.bool,
     complex: torch.complex128,
 }
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_RESHAPING = frozenset(
+    (
+        *("as_strided_", "resize_", "resize_as_", "squeeze_", "swapaxes_", "swapdims_", "t_"),
+        *("transpose_", "unsqueeze_"),
+    )
+)
+"""Of in-place methods: those that change no number, but the tensor's shape."""
 
 
 def _dtype(dtype: Any) -> torch.dtype:
@@ -104,16 +113,37 @@ class shelved_torch_tensor(torch.Tensor, ShelvedMemory):
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
         with _writing(written), torch._C.DisableTorchFunctionSubclass():
+            if isinstance(written, shelved_torch_tensor):
+                if func == _SET_DATA:
+                    return _set_data(written, args[1])
+                if func.__name__ in _RESHAPING and not written._is_view():
+                    raise RuntimeError(_reshaping(written, func.__name__))
             result = func(*args, **kwargs)
             return _views(result, args) if written is None else result
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         del tensor_contents
-        return repr(self.as_tensor())
+        return repr(self._as_leaf() if self.is_leaf else self.as_tensor())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain: Any = self.detach().as_subclass(torch.Tensor).requires_grad_(self.requires_grad)
-        return plain.__reduce_ex__(protocol)
+        return self._as_leaf().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A plain tensor."""
+        memo[id(self)] = copied = copy.deepcopy(self._as_leaf())
+        return copied
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises: RuntimeError: its memory is the shelf's."""
+        del args, kwargs  # torch functions do not get this one
+        raise RuntimeError(_reshaping(self, "set_"))
+
+    def _as_leaf(self) -> Any:
+        """The same memory as a plain tensor or parameter, without the graph."""
+        plain = self.as_tensor().detach()
+        if getattr(self, "_is_param", False):
+            return torch.nn.Parameter(plain, self.requires_grad)
+        return plain.requires_grad_(self.requires_grad)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Any:
@@ -145,9 +175,29 @@ def _writing(written: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def _set_data(written: shelved_torch_tensor, value: Any) -> None:
+    """`t.data = value`: its numbers are copied in, for the memory stays the shelf's. REQUIRES: no
+    torch functions."""
+    if (value.shape, value.dtype) != (written.shape, written.dtype):
+        raise RuntimeError(
+            f"{tuple(value.shape)} of {value.dtype} cannot be the data of {tuple(written.shape)} "
+            f"of {written.dtype}: assign it to the shelf, shelf.{written.name_on_shelf} = ..."
+        )
+    written.detach().copy_(value.detach())
+
+
+def _reshaping(written: shelved_torch_tensor, method: str) -> str:
+    """Why a method that changes a tensor and not what is stored is refused."""
+    name = written.name_on_shelf
+    return (
+        f"{method} would leave what is stored as it is: assign the result to the shelf, "
+        f"shelf.{name} = shelf.{name}.clone().{method}(...)"
+    )
+
+
 def _views(result: Any, args: Any) -> Any:
-    """Gives views of a member its type, so that writing through them is a transaction too.
-    REQUIRES: no torch functions."""
+    """Gives what shares a member's memory its type, so that writing through it is a transaction
+    too. REQUIRES: no torch functions."""
     if (
         type(result) is not torch.Tensor
         or not args
@@ -157,7 +207,7 @@ def _views(result: Any, args: Any) -> Any:
     source = args[0]
     if (
         not hasattr(source, "_core")
-        or not result._is_view()
+        or result.layout != torch.strided
         or result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
     ):
         return result

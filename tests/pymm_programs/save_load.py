@@ -16,5 +16,9 @@ with tempfile.TemporaryDirectory() as folder:
 shelf.erase("w")
 
 shelf.save({"a": 1, "b": ["mylistzero", "mylistone"]}, shelf_var_name="example")
-assert shelf.get_item_names() == ["example__+dict_a", "example__+dict_b__+list_0", "example__+dict_b__+list_1"]
+assert shelf.get_item_names() == [
+    "example__+dict_#str#_#a#__#int#",
+    "example__+dict_#str#_#b#__+list_0__#str#",
+    "example__+dict_#str#_#b#__+list_1__#str#",
+]
 assert shelf.load("example") == {"a": 1, "b": ["mylistzero", "mylistone"]}
