@@ -3,7 +3,9 @@ and whole numbers: never pickle."""
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,8 +18,14 @@ import torch.distributed as dist
 
 from pmstore.errors import PeerLostError
 
+_log = logging.getLogger("pmstore")
 _SLICE = timedelta(milliseconds=200)
 """Between two looks at signals."""
+_AFTER_TORCH = 5.0
+"""The group's own limit comes first: its error says more."""
+_TELL_SECONDS = 10.0
+"""Who waits for longer says so: else a job that hangs by a mistake of the program's tells nothing
+until the timeout."""
 _LARGEST_BYTES = 64 << 20
 """Of what one rank tells the others: a peer's word for how long it is, is not believed beyond."""
 
@@ -59,15 +67,22 @@ class Peers:
         self.world: int = dist.get_world_size(given)
         self.timeout = timeout
         ranks = dist.get_process_group_ranks(given)
-        self._group: Any = self._telling(
-            "did not come to attach()",
-            lambda: dist.new_group(
-                ranks,
-                timedelta(seconds=timeout),
-                "gloo",
-                use_local_synchronization=len(ranks) != dist.get_world_size(),
-            ),
-        )
+        what = "did not come to attach()"
+        teller = threading.Timer(_TELL_SECONDS, self._tell, (what, timeout))
+        teller.daemon = True
+        teller.start()
+        try:
+            self._group: Any = self._telling(
+                what,
+                lambda: dist.new_group(
+                    ranks,
+                    timedelta(seconds=timeout),
+                    "gloo",
+                    use_local_synchronization=len(ranks) != dist.get_world_size(),
+                ),
+            )
+        finally:
+            teller.cancel()
 
     def _telling(self, what: str, call: Callable[[], _Told]) -> _Told:
         try:
@@ -76,12 +91,21 @@ class Peers:
             raise self._lost(what, error) from error
 
     def _lost(self, what: str, error: Exception) -> PeerLostError:
-        others = [str(one) for one in range(self.world) if one != self.rank]
-        who = f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(others)}"
         return PeerLostError(
-            f"rank {self.rank} of {self.world}: {who} is lost, or {what} within {self.timeout:g} "
-            f"seconds ({_first_line(error)})"
+            f"rank {self.rank} of {self.world}: {self._others} is lost, or {what} within "
+            f"{self.timeout:g} seconds ({_first_line(error)})"
         )
+
+    def _tell(self, what: str, limit: float) -> None:
+        _log.warning(
+            f"rank {self.rank} of {self.world} has waited for {_TELL_SECONDS:g} seconds: "
+            f"{self._others} {what}. It gives up after {limit:g} (attach(timeout=...))"
+        )
+
+    @property
+    def _others(self) -> str:
+        others = [str(one) for one in range(self.world) if one != self.rank]
+        return f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(others)}"
 
     # ---- all at once
 
@@ -138,14 +162,18 @@ class Peers:
     def wait(self, work: Any, within: float = math.inf, what: str = "did not answer") -> None:
         """Until every rank has come. Signals are handled meanwhile. within: seconds. what: a rank
         has not done that does not come, in words."""
-        # the group's own limit comes first
-        end = time.monotonic() + min(within, self.timeout + 5.0)
+        now = time.monotonic()
+        tell, end = now + _TELL_SECONDS, now + min(within, self.timeout + _AFTER_TORCH)
         while not work.is_completed():
             try:
                 work.wait(_SLICE)
             except RuntimeError:
-                if not work.is_completed() and time.monotonic() > end:
+                now = time.monotonic()
+                if now > end:
                     break
+                if now > tell and not work.is_completed():
+                    tell = math.inf
+                    self._tell(what, min(within, self.timeout))
         if not work.is_completed():
             raise self._lost(what, TimeoutError("no answer"))
         self._telling(what, work.wait)

@@ -50,6 +50,7 @@ from pmstore.torch.program import Program
 from pmstore.torch.steps import Steps
 
 _TOLD_CHARACTERS = 2000  # of an error
+_MOST_COMMITS = 1000  # by which stores of ranks are made alike
 
 
 class Joining:
@@ -220,18 +221,50 @@ class Joining:
                 self._go_back()
             # every rank can produce it, so nobody goes further back
             pool.allow()
+        except Exception as error:
+            mine = error
+        epochs = self._meet({"epoch": store.epoch}, mine)
+        try:
+            self._come_to(max(one["epoch"] for one in epochs))
             steps = make(self._write)
         except Exception as error:
             mine = error
         try:
-            with self._peers.together():
-                self._exchange({} if mine is None else {"error": _said(mine)}, mine)
+            self._meet({}, mine)
         except BaseException:
             if steps is not None:
                 steps.detach()
             raise
         assert steps is not None
         return steps, self._from != NO_RUN
+
+    def _meet(self, told: dict[str, Any], mine: BaseException | None) -> list[Any]:
+        """All ranks have got here. Raises: mine; AttachError: another rank's; PeerLostError."""
+        with self._peers.together():
+            return self._exchange(told if mine is None else {"error": _said(mine)}, mine)
+
+    def _come_to(self, epoch: int) -> None:
+        """The store's epoch becomes that of the rank that is furthest: going back is a commit, of
+        some ranks alone. Tiers of several ranks take what has one number for one state.
+
+        Raises: AttachError: there is such a tier, and nothing that could be committed so often.
+        """
+        store = self._store
+        if self._there and epoch - store.epoch <= _MOST_COMMITS:
+            while store.epoch < epoch:
+                store.will_write(store[f"{self._name}/progress"])
+                store.commit()  # of what is there already
+                store._core.pool.allow()
+        if store.epoch == epoch:
+            return
+        shared = [name for name, tier in store.tiers.items() if tier.world_size > 1]
+        if shared:
+            raise AttachError(
+                f"{store.path}: it was committed {store.epoch:,} times, and another rank's store "
+                f"{epoch:,} times; the tier {shared[0]!r} of several ranks takes what all commit "
+                "under one number for one state. Before the first attach write and commit alike at "
+                "all ranks, or not at all"
+            )
 
     def _here(self) -> Key:
         record = self._stored()
