@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from pmstore.errors import TransactionError
 
 
+class InTheMiddleError(TransactionError):
+    """What it says; nothing was done."""
+
+
 class Once:
     """`with once:` in a thread that is in it already raises: only a signal handler or a finalizer
     comes there. Threads do not keep each other out."""
@@ -18,10 +22,10 @@ class Once:
 
     @contextmanager
     def entered(self, what: str) -> Iterator[None]:
-        """Raises: TransactionError."""
+        """Raises: InTheMiddleError."""
         thread = threading.get_ident()
         if thread in self._inside:
-            raise TransactionError(
+            raise InTheMiddleError(
                 f"{what}: this thread is in the middle of another save, which a signal handler or "
                 "a finalizer interrupted: note there that one is wanted, and save at the end of "
                 "the step"

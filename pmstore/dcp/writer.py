@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from pmstore.dcp import layout
-from pmstore.dcp.once import Once
+from pmstore.dcp.once import InTheMiddleError, Once
 from pmstore.dcp.publishing import forget_ranks, publish
 from pmstore.dcp.rankstore import RankStore
 from pmstore.dcp.staging import PROCESS, Memory, Staging
@@ -113,6 +113,8 @@ class StoreWriter(StorageWriter, AsyncStager):
             if self._memory is None:
                 try:
                     return self._stage_in_heap(state_dict)
+                except InTheMiddleError:
+                    raise
                 except (PmstoreError, OSError):
                     pass  # told by the save itself, to all ranks: else others would wait for it
             memory = self._memory or Memory()

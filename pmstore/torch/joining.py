@@ -102,6 +102,7 @@ class Joining:
                 f"generation in common. Nothing was changed\n{reasons}"
             )
         self._refuse_doubt_of_others(every, members)
+        self._refuse_unlike_epochs(every, chosen)
         self._from = chosen
         self._term = 1 + max(one.record.key.term if one.record else 0 for one in members)
         *job, self._mark = every[0]["proposed"]
@@ -144,6 +145,8 @@ class Joining:
                 for run, one in stored_members(store, "").items()
                 if run != self._name and one.record is not None
             },
+            "epoch": store.epoch + (store.written() and not pool.in_doubt),
+            "shared": [tier for tier, config in store.tiers.items() if config.world_size > 1],
             "proposed": [secrets.randbits(62) for _ in range(3)],
         }
 
@@ -170,6 +173,19 @@ class Joining:
                     "process_group=...), and detach() it. If its job will not go on: pmstore "
                     "resolve STORE --keep, with the store of each rank"
                 )
+
+    def _refuse_unlike_epochs(self, every: Sequence[Any], chosen: Key) -> None:
+        """Where a tier of several ranks would take what is not alike: see `_come_to`."""
+        epochs = [one["epoch"] for one in every]
+        apart, shared = max(epochs) - min(epochs), [one["shared"] for one in every if one["shared"]]
+        if shared and apart > (0 if chosen == NO_RUN else _MOST_COMMITS):
+            told = ", ".join(f"{epoch:,} times at rank {rank}" for rank, epoch in enumerate(epochs))
+            raise AttachError(
+                f"{self._store.path}: the stores were committed {told}, and the tier "
+                f"{shared[0][0]!r} of several ranks takes what has one number for one state. "
+                "Nothing was changed. Before the first attach write and commit alike at all ranks, "
+                "or not at all"
+            )
 
     @property
     def _there(self) -> bool:
@@ -245,26 +261,13 @@ class Joining:
 
     def _come_to(self, epoch: int) -> None:
         """The store's epoch becomes that of the rank that is furthest: going back is a commit, of
-        some ranks alone. Tiers of several ranks take what has one number for one state.
-
-        Raises: AttachError: there is such a tier, and nothing that could be committed so often.
-        """
+        some ranks alone. Tiers of several ranks take what has one number for one state."""
         store = self._store
         if self._there and epoch - store.epoch <= _MOST_COMMITS:
             while store.epoch < epoch:
                 store.will_write(store[f"{self._name}/progress"])
                 store.commit()  # of what is there already
                 store._core.pool.allow()
-        if store.epoch == epoch:
-            return
-        shared = [name for name, tier in store.tiers.items() if tier.world_size > 1]
-        if shared:
-            raise AttachError(
-                f"{store.path}: it was committed {store.epoch:,} times, and another rank's store "
-                f"{epoch:,} times; the tier {shared[0]!r} of several ranks takes what all commit "
-                "under one number for one state. Before the first attach write and commit alike at "
-                "all ranks, or not at all"
-            )
 
     def _here(self) -> Key:
         record = self._stored()

@@ -234,9 +234,9 @@ def _tier_of_ranks(folder: Path, rank: int, results: dict[str, Any]) -> None:
     path = folder / f"run{rank}.pm"
     leave_apart(path, rank)
     with pmstore.open(path, domain="process") as store:
-        store.add_tier("t", _tier(folder, rank))
         given = program(rank)
         run = attach(store, given)
+        store.add_tier("t", _tier(folder, rank))
         results["epochs"] = [store.epoch]
         train(run, **given, until=5, agree=True)
         store.flush("t", wait=True)
