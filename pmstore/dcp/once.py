@@ -30,8 +30,8 @@ class Once:
                 "a finalizer interrupted: note there that one is wanted, and save at the end of "
                 "the step"
             )
-        self._inside.add(thread)
         try:
+            self._inside.add(thread)
             yield
         finally:
             self._inside.discard(thread)

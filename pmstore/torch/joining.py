@@ -3,6 +3,7 @@
 tell       what this rank's store can produce, or what is wrong here
 choose     the newest generation that all can; none, or programs that differ: all raise
 go back    those that are ahead, durably: repeatable after a crash
+come to    the epoch of the store that was committed most often
 term       one more than any rank has seen, durably
 begin      the run is made, or resumed
 barrier    nobody trains before every rank has got here; what is wrong here is told again
