@@ -8,6 +8,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,10 +21,10 @@ import torch.distributed as dist
 from pmstore.errors import PeerLostError
 
 _log = logging.getLogger("pmstore")
-_SLICE = timedelta(milliseconds=200)
+_SLICE_SECONDS = 0.2
 """Between two looks at signals."""
-_AFTER_TORCH = 5.0
-"""The group's own limit comes first: its error says more."""
+_LATER = 5.0
+"""Seconds: the group's own limit comes first, whose error says more."""
 _TELL_SECONDS = 10.0
 """Who waits for longer says so: else a job that hangs by a mistake of the program's tells nothing
 until the timeout."""
@@ -67,22 +69,32 @@ class Peers:
         self.world: int = dist.get_world_size(given)
         self.timeout = timeout
         ranks = dist.get_process_group_ranks(given)
-        what = "did not come to attach()"
-        teller = threading.Timer(_TELL_SECONDS, self._tell, (what, timeout))
-        teller.daemon = True
-        teller.start()
-        try:
-            self._group: Any = self._telling(
-                what,
-                lambda: dist.new_group(
-                    ranks,
-                    timedelta(seconds=timeout),
-                    "gloo",
-                    use_local_synchronization=len(ranks) != dist.get_world_size(),
-                ),
+        self._group: Any = self._meet(
+            lambda: dist.new_group(
+                ranks,
+                timedelta(seconds=timeout),
+                "gloo",
+                use_local_synchronization=len(ranks) != dist.get_world_size(),
             )
-        finally:
-            teller.cancel()
+        )
+
+    def _meet(self, make: Callable[[], Any]) -> Any:
+        """Makes the group, on a thread: where a rank dies while it connects, gloo waits for longer
+        than it is told, and sees no signals."""
+        made: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+
+        what = "did not come to attach()"
+        threading.Thread(target=work, name="pmstore attach", daemon=True).start()
+        self._wait_for(
+            lambda seconds: bool(futures.wait([made], seconds).done), what, self.timeout + _LATER
+        )
+        return self._telling(what, made.result)
 
     def _telling(self, what: str, call: Callable[[], _Told]) -> _Told:
         try:
@@ -162,21 +174,27 @@ class Peers:
     def wait(self, work: Any, within: float = math.inf, what: str = "did not answer") -> None:
         """Until every rank has come. Signals are handled meanwhile. within: seconds. what: a rank
         has not done that does not come, in words."""
-        now = time.monotonic()
-        tell, end = now + _TELL_SECONDS, now + min(within, self.timeout + _AFTER_TORCH)
-        while not work.is_completed():
-            try:
-                work.wait(_SLICE)
-            except RuntimeError:
-                now = time.monotonic()
-                if now > end:
-                    break
-                if now > tell and not work.is_completed():
-                    tell = math.inf
-                    self._tell(what, min(within, self.timeout))
-        if not work.is_completed():
-            raise self._lost(what, TimeoutError("no answer"))
+
+        def ended(seconds: float) -> bool:
+            with suppress(RuntimeError):  # not yet, or its own: raised below
+                if not work.is_completed():
+                    work.wait(timedelta(seconds=seconds))
+            return bool(work.is_completed())
+
+        self._wait_for(ended, what, min(within, self.timeout + _LATER))
         self._telling(what, work.wait)
+
+    def _wait_for(self, ended: Callable[[float], bool], what: str, limit: float) -> None:
+        """ended: waits for so many seconds at most. Raises: PeerLostError."""
+        now = time.monotonic()
+        tell, end = now + _TELL_SECONDS, now + limit
+        while not ended(_SLICE_SECONDS):
+            now = time.monotonic()
+            if now > end:
+                raise self._lost(what, TimeoutError("no answer"))
+            if now > tell:
+                tell = math.inf
+                self._tell(what, min(limit, self.timeout))
 
 
 def _first_line(error: Exception, most: int = 160) -> str:
