@@ -24,7 +24,6 @@ from pmstore.errors import PmstoreError
 _BEGIN_SECONDS = 60.0
 """That a staged state dict is waited for to be saved; torch begins at once."""
 _LOOK_SECONDS = 0.02
-_GIVE_WAY_SECONDS = 0.001
 
 PROCESS = (
     "AsyncCheckpointerType.PROCESS does not work with a StoreWriter: a store has one writing "
@@ -138,9 +137,6 @@ class Staging:
         with self._first:
             if self._thread is None:
                 self._thread = threading.current_thread()
-                # Who called `async_save` waits for the interpreter's lock, which this thread would
-                # keep for milliseconds.
-                time.sleep(_GIVE_WAY_SECONDS)
             try:
                 for each in self._pins:
                     for made in each.targets:
