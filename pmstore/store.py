@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 _LEAVING_SECONDS = 10.0
 """That leaving the store's `with` waits for another thread's transaction block. It ends: that
 thread may be waiting for this one."""
-
-
 _FOLLOW_SECONDS = 0.1
 """Between two looks for a new commit."""
 
@@ -83,7 +81,7 @@ class Store(Flushing):
     def pin_committed(self) -> Snapshot | None:
         """The last commit, if what the program sees in arrays and tensors is that; else None. But
         for idle slots: see `idle_blocks`. No commit waits for it: what they overwrite is kept in
-        memory, at most as much as the store holds.
+        memory, at most as much as the store holds. `close` waits until it is closed.
         """
         from pmstore.engine.snapshot import Snapshot
 
@@ -91,6 +89,7 @@ class Store(Flushing):
         if self.written() or self._guards.half() or snapshot.epoch != self.epoch:
             snapshot.close()
             return None
+        self._core.pool.pins.add(snapshot)
         return snapshot
 
     def _hook(self) -> None:
@@ -344,9 +343,11 @@ class Store(Flushing):
                 tell(lost, raising)
 
     def _end(self) -> None:
-        """Flushes under way are finished before the state that they read goes; an interrupt ends
-        the waiting, and them."""
+        """Flushes and copies under way are finished before the state that they read goes; an
+        interrupt ends the waiting, and them."""
         try:
+            if self._core.process == os.getpid():
+                self._core.pool.pins.wait()
             if self._tiers is not None:
                 self._tiers.close()
         finally:

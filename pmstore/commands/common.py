@@ -146,7 +146,7 @@ def one_line(error: BaseException) -> str:
 def existing(path: Path) -> None:
     """Ends the command where there is nothing."""
     if not path.exists():
-        raise fail(f"{path}: no such store; pmstore create {path} makes one", 2)
+        raise fail(f"{path}: no such store", 2)
     if path.is_dir():
         raise fail(
             f"{path}: a directory: give a store's file. If it is a tier: pmstore epochs {path}", 2

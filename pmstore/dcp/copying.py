@@ -23,7 +23,11 @@ def by_all_cores(work: Callable[[_T], _R], items: list[_T]) -> list[_R]:
     if cores < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(cores, "pmstore-dcp") as threads:
-        return list(threads.map(work, items))
+        try:
+            calls = threads.map(work, items)
+        except RuntimeError:  # the interpreter ends, and begins no work on threads any more
+            return [work(item) for item in items]
+        return list(calls)
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:

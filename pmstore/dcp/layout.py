@@ -60,6 +60,12 @@ def rank_path(folder: str, rank: int) -> str:
     return os.path.join(folder, f"rank-{rank:05}.pm")
 
 
+def rank_paths(folder: str) -> dict[int, str]:
+    """Of all ranks' stores that are there."""
+    found = {str(path): path.stem.removeprefix("rank-") for path in Path(folder).glob("rank-*.pm")}
+    return {int(number): path for path, number in found.items() if number.isdecimal()}
+
+
 def index_paths(folder: str) -> list[str]:
     """Of all indices that are there."""
     return sorted(str(path) for path in Path(folder).glob("index*.pm"))
@@ -236,3 +242,16 @@ def open_reading(path: str, kind: str) -> Store:
 
 def uuid_of(store: Store) -> str:
     return store.info().uuid
+
+
+def named_parts(folder: str) -> list[PartName]:
+    """By all indices of the folder.
+
+    Raises: CorruptStoreError, FormatVersionError; as `pmstore.open`.
+    """
+    found: list[PartName] = []
+    for path in index_paths(folder):
+        with open_reading(path, "index") as index:
+            for number in numbers_in(index):
+                found += entry_in(index, number, path).parts
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -16,6 +17,7 @@ from pmstore.dcp.layout import Entry, PartName
 from pmstore.engine.constants import PAGE_BYTES
 from pmstore.engine.snapshot import uuid_of
 from pmstore.errors import PmstoreError
+from pmstore.opening import open as open_store
 
 
 def indices_of(metadata: Metadata) -> Iterable[MetadataIndex]:
@@ -78,3 +80,18 @@ def publish(
             del index_store[layout.entry_name(old)]
         index_store.commit()
     return number
+
+
+def forget_ranks(folder: str, world: int) -> None:
+    """Where more ranks saved before: removes stores of those that are no more, as soon as no
+    checkpoint names a part in them. What cannot be removed now stays until the next save."""
+    others = [path for rank, path in layout.rank_paths(folder).items() if rank >= world]
+    if not others:
+        return
+    with suppress(PmstoreError, OSError):
+        named = {part.uuid for part in layout.named_parts(folder)}
+        for path in others:
+            with suppress(PmstoreError, OSError), open_store(path, "r+") as store:
+                layout.check_mark(store, "rank")
+                if layout.uuid_of(store) not in named:
+                    os.unlink(path)

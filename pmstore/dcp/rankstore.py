@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from pmstore.dcp import layout
 from pmstore.dcp.layout import PartName
+from pmstore.dcp.once import Once
 from pmstore.dcp.part import Part
 from pmstore.dcp.staging import Staging
 from pmstore.dcp.writing import Filling
@@ -29,6 +30,7 @@ class RankStore:
     of writers: `RankStore.of`. It is closed when nobody has it any more.
 
     lock: taken around what changes the store, from the first array of a part to its commit.
+    once: entered by a thread that stages or writes.
     """
 
     def __init__(self, folder: str, rank: int, domain: Any) -> None:
@@ -38,6 +40,7 @@ class RankStore:
         self.store: Store = layout.open_marked(layout.rank_path(folder, rank), "rank", domain)
         self.uuid: str = layout.uuid_of(self.store)
         self.lock: threading.RLock = threading.RLock()
+        self.once: Once = Once()
         self._process = os.getpid()
         self._inode = _inode(self.store.path)
         self._staging: Staging | None = None
@@ -87,9 +90,10 @@ class RankStore:
         """Writes a part and commits it: durable on return, as far as the domain goes. If that
         fails, nothing is left of it.
 
-        Raises: TypeError: what cannot be saved; as `Store.commit`; CorruptStoreError: of an index.
+        Raises: TypeError: what cannot be saved; as `Store.commit`; CorruptStoreError: of an index;
+            TransactionError: by a signal handler, in the middle of another.
         """
-        with self.lock:
+        with self.once.entered(self.folder), self.lock:
             staging, part = self._staging, self._staged
             if staging is None or part is None or not staging.is_of_this_thread():
                 self._forget_staged()
@@ -140,7 +144,9 @@ class RankStore:
         if but is not None:
             ours.discard(but.name)
         if ours:
-            named = {part.name for part in named_parts(self.folder) if part.uuid == self.uuid}
+            named = {
+                part.name for part in layout.named_parts(self.folder) if part.uuid == self.uuid
+            }
             ours -= named | self._under_way()
         for name in ours:
             del self.store[name]
@@ -160,16 +166,6 @@ class RankStore:
 
 def _nowhere(tensor: torch.Tensor) -> None:
     return None
-
-
-def named_parts(folder: str) -> list[PartName]:
-    """By all indices of the folder."""
-    found: list[PartName] = []
-    for path in layout.index_paths(folder):
-        with layout.open_reading(path, "index") as index:
-            for number in layout.numbers_in(index):
-                found += layout.entry_in(index, number, path).parts
-    return found
 
 
 def _inode(path: str) -> int | None:

@@ -100,6 +100,7 @@ class Staging:
         self._staged: ref[Staged] | None = None
         self._memo: dict[Any, torch.Tensor] = {}
         self._pins: list[Pin] = []
+        self._error: Exception | None = None
 
     def stage(self, state: Mapping[str, Any]) -> Staged:
         """A copy that no later write to the tensors reaches.
@@ -130,6 +131,9 @@ class Staging:
         return self._places.get((tensor.data_ptr(), nbytes))
 
     def _begun(self) -> None:
+        """The first look, of the thread that saves: copies what is pinned. An error waits for
+        `require`: it would be raised before the ranks tell each other of errors, and the others
+        would wait for this one."""
         with self._first:
             if self._thread is None:
                 self._thread = threading.current_thread()
@@ -138,8 +142,15 @@ class Staging:
                     for made in each.targets:
                         self._place(made)
                     each.copy()
+            except Exception as error:
+                self._error = error
             finally:
                 _unpin(self._pins)
+
+    def require(self) -> None:
+        """Raises: what was raised while pinned tensors were copied: OSError, StoreFullError."""
+        if self._error is not None:
+            raise self._error
 
     def wait(self) -> None:
         """Waits until the save is over, however it ends. Torch does each in a thread of its own,

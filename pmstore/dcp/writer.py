@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from pmstore.dcp import layout
-from pmstore.dcp.publishing import publish
+from pmstore.dcp.once import InTheMiddleError, Once
+from pmstore.dcp.publishing import forget_ranks, publish
 from pmstore.dcp.rankstore import RankStore
 from pmstore.dcp.staging import PROCESS, Memory, Staging
 from pmstore.engine.constants import DOMAINS
@@ -66,9 +67,9 @@ class StoreWriter(StorageWriter, AsyncStager):
     When `save` returns, and when the future of `async_save` has a result, the checkpoint is durable
     as far as the domain goes. `async_save` returns when no write to the tensors can reach the
     checkpoint any more: they are copied into the heap once. Tensors of a run that is attached in
-    this process are not copied, where they are what the run last committed: wait for the future
-    before the run's store is closed, else the save may fail. One save of a folder
-    goes on at a time: a further one waits for it.
+    this process are not copied meanwhile, where they are what the run last committed; closing the
+    run's store waits until they are. One save of a folder goes on at a time: a further one waits
+    for it.
 
     A writer has its rank's store open as long as it lives: other processes cannot write to it.
 
@@ -93,6 +94,7 @@ class StoreWriter(StorageWriter, AsyncStager):
         self._local = threading.local()
         self._memory: Memory | None = None  # of one whose saves go to ever new folders
         self._staging: Staging | None = None
+        self._once = Once()
         self._used = False
         _warn_of_old_torch()
 
@@ -102,27 +104,32 @@ class StoreWriter(StorageWriter, AsyncStager):
         """Copies tensors, so that later writes to them do not reach the checkpoint. `async_save`
         calls it, before all else; it waits for the save before.
 
-        Raises: TypeError: a tensor that cannot be saved, by its name.
+        Raises: TypeError: a tensor that cannot be saved, by its name; TransactionError: by a signal
+            handler, in the middle of another.
         """
-        if self._staging is not None:
-            self._staging.wait()
-        if self._memory is None:
-            try:
-                return self._stage_in_heap(state_dict)
-            except (PmstoreError, OSError):
-                pass  # told by the save itself, to all ranks: one alone would leave them waiting
-        memory = self._memory or Memory()
-        memory.begin()
-        self._staging = Staging(memory)
-        return self._staging.stage(state_dict)
+        with self._once.entered(self.checkpoint_id):
+            if self._staging is not None:
+                self._staging.wait()
+            if self._memory is None:
+                try:
+                    return self._stage_in_heap(state_dict)
+                except InTheMiddleError:
+                    raise
+                except (PmstoreError, OSError):
+                    pass  # told by the save itself, to all ranks: else others would wait for it
+            memory = self._memory or Memory()
+            memory.begin()
+            self._staging = Staging(memory)
+            return self._staging.stage(state_dict)
 
     def synchronize_staging(self) -> None:
         """There is nothing to wait for: `stage` returns when all is staged."""
 
     def _stage_in_heap(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         store = self._open(self.checkpoint_id, _rank())
-        self._staging = store.stage()
-        return self._staging.stage(state_dict)
+        with store.once.entered(store.folder):
+            self._staging = store.stage()
+            return self._staging.stage(state_dict)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save begins. checkpoint_id: its folder; None: the one of before."""
@@ -172,6 +179,8 @@ class StoreWriter(StorageWriter, AsyncStager):
         """
         save: _Save = self._local.save
         self._used, self._local.told = True, None  # the next one has to be told of
+        if self._staging is not None and self._staging.is_of_this_thread():
+            self._staging.require()
         done: Future[list[WriteResult]] = torch.futures.Future()
         done.set_result(save.store.write(plan.items, planner) if plan.items else [])
         return done
@@ -186,6 +195,8 @@ class StoreWriter(StorageWriter, AsyncStager):
         )
         path = layout.index_path(save.store.folder, rank)
         publish(path, self.domain, self.keep, metadata, results)
+        if save.together:
+            forget_ranks(save.store.folder, len(results))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

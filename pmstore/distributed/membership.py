@@ -33,6 +33,10 @@ _DONE = {
     ticket.LEAVING: "leaves its store with",
     ticket.FINAL: "has left its store with",
 }
+_NOT_DONE = "did not commit, roll back or end as this rank did"
+_NOT_LEFT = (
+    "did not leave its store, as this rank did: all ranks leave `with pmstore.open` together"
+)
 _FACTOR = 6364136223846793005  # of Knuth's generator (MMIX): no two short histories have one mark
 _MARKS = 1 << 62
 _DETAILS_SECONDS = 10.0  # for what ranks say of a failure that is certain
@@ -204,7 +208,8 @@ class Membership:
             return
         flying = self._flying
         try:
-            self._peers.wait(flying.work, what="did not commit, roll back or end as this rank did")
+            leaves = flying.fields.kind in (ticket.LEAVING, ticket.FINAL)
+            self._peers.wait(flying.work, what=_NOT_LEFT if leaves else _NOT_DONE)
         except PeerLostError as error:
             raise self._break(error) from error
         least, greatest, (half, *wants) = ticket.unpack(flying.numbers)
@@ -261,8 +266,8 @@ class Membership:
             return ""
         return (
             f"{self._store.path} is in a job of {self._peers.world} ranks, whose stores are "
-            "committed together: run.commit() at the end of a step commits what was written to it "
-            "too, at all ranks"
+            "committed together: run.end_step() or run.commit(), at all ranks, commits what was "
+            "written to it too"
         )
 
     def running(self) -> bool:

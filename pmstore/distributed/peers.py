@@ -3,9 +3,13 @@ and whole numbers: never pickle."""
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -16,8 +20,14 @@ import torch.distributed as dist
 
 from pmstore.errors import PeerLostError
 
-_SLICE = timedelta(milliseconds=200)
+_log = logging.getLogger("pmstore")
+_SLICE_SECONDS = 0.2
 """Between two looks at signals."""
+_LATER = 5.0
+"""Seconds: the group's own limit comes first, whose error says more."""
+_TELL_SECONDS = 10.0
+"""Who waits for longer says so: else a job that hangs by a mistake of the program's tells nothing
+until the timeout."""
 _LARGEST_BYTES = 64 << 20
 """Of what one rank tells the others: a peer's word for how long it is, is not believed beyond."""
 
@@ -59,15 +69,32 @@ class Peers:
         self.world: int = dist.get_world_size(given)
         self.timeout = timeout
         ranks = dist.get_process_group_ranks(given)
-        self._group: Any = self._telling(
-            "did not come to attach()",
+        self._group: Any = self._meet(
             lambda: dist.new_group(
                 ranks,
                 timedelta(seconds=timeout),
                 "gloo",
                 use_local_synchronization=len(ranks) != dist.get_world_size(),
-            ),
+            )
         )
+
+    def _meet(self, make: Callable[[], Any]) -> Any:
+        """Makes the group, on a thread: where a rank dies while it connects, gloo waits for longer
+        than it is told, and sees no signals."""
+        made: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+
+        what = "did not come to attach()"
+        threading.Thread(target=work, name="pmstore attach", daemon=True).start()
+        self._wait_for(
+            lambda seconds: bool(futures.wait([made], seconds).done), what, self.timeout + _LATER
+        )
+        return self._telling(what, made.result)
 
     def _telling(self, what: str, call: Callable[[], _Told]) -> _Told:
         try:
@@ -76,12 +103,21 @@ class Peers:
             raise self._lost(what, error) from error
 
     def _lost(self, what: str, error: Exception) -> PeerLostError:
-        others = [str(one) for one in range(self.world) if one != self.rank]
-        who = f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(others)}"
         return PeerLostError(
-            f"rank {self.rank} of {self.world}: {who} is lost, or {what} within {self.timeout:g} "
-            f"seconds ({_first_line(error)})"
+            f"rank {self.rank} of {self.world}: {self._others} is lost, or {what} within "
+            f"{self.timeout:g} seconds ({_first_line(error)})"
         )
+
+    def _tell(self, what: str, limit: float) -> None:
+        _log.warning(
+            f"rank {self.rank} of {self.world} has waited for {_TELL_SECONDS:g} seconds: "
+            f"{self._others} {what}. It gives up after {limit:g} (attach(timeout=...))"
+        )
+
+    @property
+    def _others(self) -> str:
+        others = [str(one) for one in range(self.world) if one != self.rank]
+        return f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(others)}"
 
     # ---- all at once
 
@@ -138,17 +174,27 @@ class Peers:
     def wait(self, work: Any, within: float = math.inf, what: str = "did not answer") -> None:
         """Until every rank has come. Signals are handled meanwhile. within: seconds. what: a rank
         has not done that does not come, in words."""
-        # the group's own limit comes first
-        end = time.monotonic() + min(within, self.timeout + 5.0)
-        while not work.is_completed():
-            try:
-                work.wait(_SLICE)
-            except RuntimeError:
-                if not work.is_completed() and time.monotonic() > end:
-                    break
-        if not work.is_completed():
-            raise self._lost(what, TimeoutError("no answer"))
+
+        def ended(seconds: float) -> bool:
+            with suppress(RuntimeError):  # not yet, or its own: raised below
+                if not work.is_completed():
+                    work.wait(timedelta(seconds=seconds))
+            return bool(work.is_completed())
+
+        self._wait_for(ended, what, min(within, self.timeout + _LATER))
         self._telling(what, work.wait)
+
+    def _wait_for(self, ended: Callable[[float], bool], what: str, limit: float) -> None:
+        """ended: waits for so many seconds at most. Raises: PeerLostError."""
+        now = time.monotonic()
+        tell, end = now + _TELL_SECONDS, now + limit
+        while not ended(_SLICE_SECONDS):
+            now = time.monotonic()
+            if now > end:
+                raise self._lost(what, TimeoutError("no answer"))
+            if now > tell:
+                tell = math.inf
+                self._tell(what, min(limit, self.timeout))
 
 
 def _first_line(error: Exception, most: int = 160) -> str:

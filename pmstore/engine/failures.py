@@ -9,6 +9,7 @@ import threading
 from typing import Any, NoReturn
 
 from pmstore import errors
+from pmstore.base.ranks import launched
 from pmstore.engine._native import ffi as _ffi
 from pmstore.engine._native import lib as _lib
 
@@ -53,6 +54,12 @@ def _locked(path: str, what: str) -> errors.StoreLockedError:
         who, remedy = (
             "another process or another open in this one",
             "close it, or wait with lock_timeout=seconds",
+        )
+    rank, world = launched()
+    if world > 1 and pids != [os.getpid()]:
+        remedy = (
+            f"this process is rank {rank} of {world}: if that is another rank, name the store by "
+            f"rank, as run{rank}.pm, for each has one of its own. Else {remedy}"
         )
     problem = f"the store is held open by {who}"
     if what.startswith("closed"):

@@ -23,6 +23,7 @@ from pmstore.engine.constants import (
     ROOT,
 )
 from pmstore.engine.failures import damaged, fail, fail_at, fail_open, in_doubt
+from pmstore.engine.pins import Pins
 from pmstore.engine.pool_info import PoolInfo, read_info
 from pmstore.errors import CorruptStoreError
 
@@ -53,7 +54,7 @@ class Pool:
 
     __slots__ = (
         *("_errors", "block_depth", "epoch", "find", "get", "handle", "info", "item", "path"),
-        *("put_value", "raw", "rollbacks", "slot", "splice", "will_write"),
+        *("pins", "put_value", "raw", "rollbacks", "slot", "splice", "will_write"),
     )
 
     def __init__(
@@ -113,6 +114,7 @@ class Pool:
         )
         opened = True
         self.raw: Any = _ffi.cast("struct pms_pool *", self.handle.pool)
+        self.pins: Pins = Pins()
         # One of each from the start: a handler of IndexError that an interrupt ends may keep its
         # traceback, and this pool.
         self._errors: list[Any] = [_ffi.new("struct pms_error *")]

@@ -129,7 +129,7 @@ class Snapshot:
     of the store."""
 
     __slots__ = (
-        *("_calls", "_closed", "_holder", "_lock", "_pool"),
+        *("__weakref__", "_calls", "_closed", "_holder", "_lock", "_pool"),
         *("epoch", "file_bytes", "super", "tag"),
     )
 
@@ -266,6 +266,15 @@ class Snapshot:
                     _unpin(self._pool, os.getpid(), self._holder)
                     return
             time.sleep(0.005)  # rarely: of a flush that was given up
+
+    @property
+    def closed(self) -> bool:
+        return self._closed and not self._calls
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return self._calls > 0
 
     def __enter__(self) -> Snapshot:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,10 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.distributed.generations import (  # upward: they alone know a job's generations
+    NUMBERS,
+    Key,
+    decode,
+)
 from pmstore.engine import snapshot
+from pmstore.engine.constants import ARRAY
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.tiers import sharding
 from pmstore.tiers.backend import Backend
+from pmstore.tiers.image import Image
 from pmstore.tiers.kept import KeptName, Reason, read_reasons
 from pmstore.tiers.leases import Lease
 from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
@@ -234,7 +241,9 @@ class EpochBytes:
             )
         lender, number, start = self._lenders[index]
         if lender not in self._others:
-            self._others[lender] = EpochBytes(self._everywhere, self._info, lender)
+            other = EpochBytes(self._everywhere, self._info, lender)
+            refuse_mixed({self.manifest.rank: self, lender: other})
+            self._others[lender] = other
         other, name = self._others[lender], self.manifest.shared[number].name
         offsets = {one.name: one for one in other.manifest.shared}
         if name not in offsets or offsets[name].nbytes != self.manifest.shared[number].nbytes:
@@ -278,6 +287,33 @@ class EpochBytes:
         return b"".join(parts)
 
 
+def refuse_mixed(ranks: Mapping[int, EpochBytes]) -> None:
+    """Epochs are numbered by each rank's store. Where ranks of a job have committed different
+    numbers of times, the same number is another generation at each.
+
+    Raises: BrokenEpochError.
+    """
+    found = {rank: _generations(one) for rank, one in sorted(ranks.items())}
+    for run in sorted({run for one in found.values() for run in one}):
+        keys = {rank: one.get(run) for rank, one in found.items()}
+        if len(set(keys.values())) > 1:
+            told = ", ".join(f"rank {rank}: {key or 'none'}" for rank, key in keys.items())
+            raise BrokenEpochError(
+                "corrupt", f"the ranks did not flush the same commit of {run!r}: {told}"
+            )
+
+
+def _generations(epoch: EpochBytes) -> dict[str, Key]:
+    """Of the runs in it that are in a job."""
+    found = {}
+    for one in Image(epoch.read, epoch.manifest.state_bytes).objects():
+        if one.kind == ARRAY and one.name.endswith("/job") and one.nbytes == 8 * NUMBERS:
+            with suppress(ValueError):  # of the program's own
+                numbers = np.frombuffer(epoch.read(one.offset, one.nbytes), np.int64)
+                found[one.name.removesuffix("/job")] = decode(numbers).key
+    return found
+
+
 def forgotten(place: Backend | Places, info: EpochInfo) -> bool:
     """Whether its writer has let the epoch go since it was listed."""
     names = place.names()
@@ -293,8 +329,10 @@ def verify(
         return info.problem
     with Lease(backend, info.epoch, info.run, info.world_size):
         try:
-            for rank in range(info.world_size):
-                epoch = EpochBytes(backend, info, rank)
+            ranks = {rank: EpochBytes(backend, info, rank) for rank in range(info.world_size)}
+            if info.world_size > 1:
+                refuse_mixed(ranks)
+            for epoch in ranks.values():
                 for index in epoch.manifest.chunks["index"]:
                     epoch.own_chunk(int(index))
                     if progress is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pmstore import Store
+from pmstore.base.ranks import launched
 from pmstore.distributed.peers import Peers, checked_timeout
 from pmstore.engine.failures import in_doubt
 from pmstore.torch.errors import AttachError
@@ -121,7 +122,4 @@ def _place() -> tuple[int, int]:
     """Rank and how many there are, as torch knows them, or a launcher says."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    try:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
+    return launched()

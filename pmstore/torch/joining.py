@@ -3,6 +3,7 @@
 tell       what this rank's store can produce, or what is wrong here
 choose     the newest generation that all can; none, or programs that differ: all raise
 go back    those that are ahead, durably: repeatable after a crash
+come to    the epoch of the store that was committed most often
 term       one more than any rank has seen, durably
 begin      the run is made, or resumed
 barrier    nobody trains before every rank has got here; what is wrong here is told again
@@ -50,6 +51,7 @@ from pmstore.torch.program import Program
 from pmstore.torch.steps import Steps
 
 _TOLD_CHARACTERS = 2000  # of an error
+_MOST_COMMITS = 1000  # by which stores of ranks are made alike
 
 
 class Joining:
@@ -101,6 +103,7 @@ class Joining:
                 f"generation in common. Nothing was changed\n{reasons}"
             )
         self._refuse_doubt_of_others(every, members)
+        self._refuse_unlike_epochs(every, chosen)
         self._from = chosen
         self._term = 1 + max(one.record.key.term if one.record else 0 for one in members)
         *job, self._mark = every[0]["proposed"]
@@ -143,6 +146,8 @@ class Joining:
                 for run, one in stored_members(store, "").items()
                 if run != self._name and one.record is not None
             },
+            "epoch": store.epoch + (store.written() and not pool.in_doubt),
+            "shared": [tier for tier, config in store.tiers.items() if config.world_size > 1],
             "proposed": [secrets.randbits(62) for _ in range(3)],
         }
 
@@ -169,6 +174,19 @@ class Joining:
                     "process_group=...), and detach() it. If its job will not go on: pmstore "
                     "resolve STORE --keep, with the store of each rank"
                 )
+
+    def _refuse_unlike_epochs(self, every: Sequence[Any], chosen: Key) -> None:
+        """Where a tier of several ranks would take what is not alike: see `_come_to`."""
+        epochs = [one["epoch"] for one in every]
+        apart, shared = max(epochs) - min(epochs), [one["shared"] for one in every if one["shared"]]
+        if shared and apart > (0 if chosen == NO_RUN else _MOST_COMMITS):
+            told = ", ".join(f"{epoch:,} times at rank {rank}" for rank, epoch in enumerate(epochs))
+            raise AttachError(
+                f"{self._store.path}: the stores were committed {told}, and the tier "
+                f"{shared[0][0]!r} of several ranks takes what has one number for one state. "
+                "Nothing was changed. Before the first attach write and commit alike at all ranks, "
+                "or not at all"
+            )
 
     @property
     def _there(self) -> bool:
@@ -220,18 +238,37 @@ class Joining:
                 self._go_back()
             # every rank can produce it, so nobody goes further back
             pool.allow()
+        except Exception as error:
+            mine = error
+        epochs = self._meet({"epoch": store.epoch}, mine)
+        try:
+            self._come_to(max(one["epoch"] for one in epochs))
             steps = make(self._write)
         except Exception as error:
             mine = error
         try:
-            with self._peers.together():
-                self._exchange({} if mine is None else {"error": _said(mine)}, mine)
+            self._meet({}, mine)
         except BaseException:
             if steps is not None:
                 steps.detach()
             raise
         assert steps is not None
         return steps, self._from != NO_RUN
+
+    def _meet(self, told: dict[str, Any], mine: BaseException | None) -> list[Any]:
+        """All ranks have got here. Raises: mine; AttachError: another rank's; PeerLostError."""
+        with self._peers.together():
+            return self._exchange(told if mine is None else {"error": _said(mine)}, mine)
+
+    def _come_to(self, epoch: int) -> None:
+        """The store's epoch becomes that of the rank that is furthest: going back is a commit, of
+        some ranks alone. Tiers of several ranks take what has one number for one state."""
+        store = self._store
+        if self._there and epoch - store.epoch <= _MOST_COMMITS:
+            while store.epoch < epoch:
+                store.will_write(store[f"{self._name}/progress"])
+                store.commit()  # of what is there already
+                store._core.pool.allow()
 
     def _here(self) -> Key:
         record = self._stored()

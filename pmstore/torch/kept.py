@@ -91,11 +91,18 @@ class Keeper:
         steps = self._steps
         if half := steps.half():
             raise TransactionError(half)
+        progress = steps.progress
+        pending = progress.finished != progress.committed
+        if steps.job is not None and pending and (series == "named" or value is not None):
+            raise TransactionError(
+                f"{self._store.path}: keep() in a job keeps its last commit, with step "
+                f"{progress.committed}, and the run is at step {progress.finished}: end that step "
+                "by run.commit(loss), at all ranks, in place of run.end_step(loss)"
+            )
         if steps.pending is not None:
             steps.pending.wait()
         # In a job ranks commit at the same steps: there it is the last commit.
-        progress = steps.progress
-        ahead = steps.job is None and progress.finished != progress.committed
+        ahead = steps.job is None and pending
         last = steps.given if ahead else steps.loss
         loss = None if last is None else float(last)
         if series == "best":
@@ -122,6 +129,8 @@ class Keeper:
             return None
         if ahead:
             steps.done.commit("to keep it")
+        elif steps.job is not None and steps.pending is None:
+            steps.job.settle()  # all ranks have it, so that no crash takes back what is kept
         handle = tiers.keep(flusher, keeping)
         self._under_way.append((handle, reason))
         return handle

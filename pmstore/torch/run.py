@@ -288,9 +288,12 @@ class Run:
         the tier's `keep` says. All of the store is kept, not the run alone. `pmstore epochs` lists
         it, and `pmstore restore --kept` makes a store of it, also when this one is lost.
 
-        What was written since the last step ended, by the program itself, may be part of it. In a
-        job, whose ranks commit at the same steps, it is the state of the last commit, and its loss.
-        The same commit is not kept twice as one of the best.
+        What was written since the last step ended, by the program itself, may be part of it. The
+        same commit is not kept twice as one of the best.
+
+        In a job, whose ranks commit at the same steps, it is the state of the last commit, and its
+        loss. It waits until all ranks have that commit (after one with `wait=False` it does not: a
+        crash may take the job back from it). Any rank may call it.
 
         Args:
             name: of the state.
@@ -307,8 +310,10 @@ class Run:
         Returns: the flush under way (`wait` waits until the state is durable in the tier); None: it
             is none of the best, and nothing was done. Leaving the store's `with` waits for it.
 
-        Raises: TransactionError inside a transaction block; TierError, OSError: of the keep before,
-            if nobody was told; ValueError, TypeError for arguments.
+        Raises: TransactionError inside a transaction block; in a job, for a name or a value, where
+            the last step is not committed (`commit` ends it so); TierError, OSError: of the keep
+            before, if nobody was told; PeerLostError, MixedStoresError, in a job; ValueError,
+            TypeError for arguments.
         """
         return self._keeper.keep(name, n, best, value, mode, tier)
 

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 import pmstore
 import pmstore.torch
 import pmstore.torch.optim
-from pmstore.scheduler import EveryN, PreemptionGuard
+from pmstore.scheduler import Auto, EveryN, PreemptionGuard
 
 from .registry import JOB, job
 
@@ -150,6 +150,27 @@ def every_seventh(folder: str, kind: str) -> State:
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
+@job("adamw", worlds=(2, 3))
+def at_most(folder: str, kind: str) -> State:
+    """The rule that attach has for a disk, with a bound that a short job reaches."""
+    rank, (loader, _) = dist.get_rank(), parts()
+    model = ddp(mine())
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    with pmstore.open(f"{folder}/run{rank}.pm") as store:
+        run = pmstore.torch.attach(
+            store, model=model, optimizer=optimizer, loader=loader, max_loss=0.02, **JOB
+        )
+        losses = store.list("losses")
+        for x, y in run.batches(epochs=5):
+            loss = mse(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            run.end_step(loss)
+        return {"model": model, "optimizer": optimizer, "losses": list(losses)}
+
+
 @job("adamw", "native-sgd", worlds=(2, 3))
 def learning(folder: str, kind: str) -> State:
     """A policy that measures, at each rank something else."""
@@ -158,7 +179,7 @@ def learning(folder: str, kind: str) -> State:
     optimizer = OPTIMIZERS[kind](model.parameters())
     with pmstore.open(f"{folder}/run{rank}.pm") as store:
         run = pmstore.torch.attach(
-            store, model=model, optimizer=optimizer, loader=loader, policy="auto", **JOB
+            store, model=model, optimizer=optimizer, loader=loader, policy=Auto(), **JOB
         )
         losses = store.list("losses")
         for x, y in run.batches(epochs=5):

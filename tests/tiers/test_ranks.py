@@ -11,9 +11,13 @@ import pytest
 from tier_helpers import CHUNK
 
 import pmstore
+from pmstore.distributed.generations import NO_RUN, Key, Record, encode
 from pmstore.errors import TierError
 from pmstore.tiers import sharding
 from pmstore.tiers.manifest import Shared
+from pmstore.tiers.patience import Patience
+from pmstore.tiers.places import open_places
+from pmstore.tiers.reading import verify
 
 RANK = """
 import sys, numpy as np, pmstore
@@ -122,6 +126,36 @@ def test_an_epoch_counts_when_all_ranks_have_published(shm: Path, place: str) ->
     assert [one.epoch for one in pmstore.epochs(url) if 0 in one.ranks] == [3, 2]
     for store in stores:
         store.close()
+
+
+def test_an_epoch_of_two_generations_is_refused(shm: Path) -> None:
+    """Each rank's store counts its own commits: the same number may be another step of a job."""
+    url = str(shm / "tier")
+    for rank in range(2):
+        with pmstore.open(shm / f"{rank}.pm", size="16MiB") as store:
+            store["model/w"] = np.full(50_000, rank)
+            key = Key((1, 2), 1, 5 + rank, 5 + rank)
+            store["run/job"] = np.array(encode(Record(key, rank, 2, 0, NO_RUN)))
+            store.add_tier(
+                "t",
+                pmstore.TierConfig(
+                    url,
+                    rank=rank,
+                    world_size=2,
+                    run="job",
+                    replicated=["model/*"],
+                    chunk_bytes=CHUNK,
+                ),
+            )
+            store.commit()
+            store.flush("t", wait=True)
+    (epoch,) = pmstore.epochs(url)
+    place = open_places(url, None, Patience(url, None))
+    assert "did not flush the same commit of 'run'" in (verify(place, epoch) or "")
+    for rank in range(2):
+        with pytest.raises(TierError, match=r"rank 0: generation 5 .*rank 1: generation 6"):
+            pmstore.restore(shm / "restored.pm", url, rank=rank)
+        assert not (shm / "restored.pm").exists()
 
 
 @pytest.mark.parametrize("gone", ["*.chunks", "*.manifest"])

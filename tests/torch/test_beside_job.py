@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from ranks import launch  # type: ignore[import-not-found, unused-ignore]
 
 import pmstore
 import pmstore.torch
+from pmstore.distributed import peers
+from pmstore.scheduler import EveryN
 
 Found = dict[str, list[Any]]
 
@@ -22,7 +26,10 @@ Found = dict[str, list[Any]]
 @pytest.fixture(scope="module")
 def found() -> Iterator[Found]:
     """By two ranks, which run all these programs: to start them takes longer than they do."""
-    programs = [_mirror_before_attach, _two_runs, _another_run, _interrupted, _child]
+    programs = [
+        *(_mirror_before_attach, _two_runs, _another_run, _interrupted, _child),
+        *(_tier_of_ranks, _tier_of_unlike_ranks, _keeps, _waits),
+    ]
     with tempfile.TemporaryDirectory(
         prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm"
     ) as folder:
@@ -209,3 +216,109 @@ def _child(folder: Path, rank: int, results: dict[str, Any]) -> None:
 def test_a_child_says_nothing_to_the_other_ranks(found: Found) -> None:
     for one in found["_child"]:
         assert (one["child"], one["step"]) == (7, 3)
+
+
+def _tier(folder: Path, rank: int) -> pmstore.TierConfig:
+    return pmstore.TierConfig(
+        folder / "tier",
+        rank=rank,
+        world_size=2,
+        run="job",
+        replicated=["run/model/*", "run/optimizer/*"],
+        chunk_bytes=4096,
+    )
+
+
+def _tier_of_ranks(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    """A rank goes back, which is a commit, and the other does not."""
+    path = folder / f"run{rank}.pm"
+    leave_apart(path, rank)
+    with pmstore.open(path, domain="process") as store:
+        given = program(rank)
+        run = attach(store, given)
+        store.add_tier("t", _tier(folder, rank))
+        results["epochs"] = [store.epoch]
+        train(run, **given, until=5, agree=True)
+        store.flush("t", wait=True)
+        results["epochs"].append(store.epoch)
+
+
+def test_epochs_of_ranks_are_alike_after_one_has_gone_back(found: Found) -> None:
+    """Else a tier of both would take two steps for one."""
+    first, second = found["_tier_of_ranks"]
+    assert first == second
+
+
+def _tier_of_unlike_ranks(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    with pmstore.open(folder / f"run{rank}.pm", size="4MiB", domain="process") as store:
+        for number in range(rank):
+            store["note"] = number
+            store.commit()
+        store.add_tier("t", _tier(folder, rank))
+        try:
+            attach(store, program(rank))
+        except pmstore.torch.AttachError as error:
+            results["said"] = str(error)
+
+
+def test_a_tier_of_ranks_that_have_committed_otherwise_is_refused(found: Found) -> None:
+    for one in found["_tier_of_unlike_ranks"]:
+        assert "'t' of several ranks" in one["said"]
+
+
+def _keeps(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    given = program(rank)
+    with pmstore.open(folder / f"run{rank}.pm", size="4MiB", domain="process") as store:
+        run = attach(store, given, policy=EveryN(4))
+        train(run, **given, until=1)
+        if rank == 0:
+            handle = run.keep("first")
+            assert handle is not None
+            assert run._steps.job is not None
+            results["agreed"] = run._steps.job.agreed.step  # without a look at the ticket
+        train(run, **given, until=2)
+        given["optimizer"].step()
+        assert not run.end_step(1.0)
+        for wanted in ({"name": "now"}, {"best": "accuracy", "value": 0.5, "mode": "max"}):
+            with pytest.raises(pmstore.TransactionError, match=r"run\.commit\(loss\), at all"):
+                run.keep(**wanted)
+        handle = run.keep(n=2)
+        assert handle is not None
+        results["kept"] = sorted(one.step for one in run.kept())
+
+
+def test_what_is_kept_is_what_all_ranks_have(found: Found) -> None:
+    first, second = found["_keeps"]
+    assert first == {"agreed": 1, "kept": [1, 2]}
+    assert second == {"kept": [2]}
+
+
+def _waits(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    """Rank 1 does not commit before rank 0 has said that it waits."""
+    told = folder / "told"
+
+    class Tell(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.write_text(record.getMessage())
+
+    given = program(rank)
+    handler = Tell(logging.WARNING)
+    logging.getLogger("pmstore").addHandler(handler)
+    seconds, peers._TELL_SECONDS = peers._TELL_SECONDS, 0.1
+    try:
+        with pmstore.open(folder / f"run{rank}.pm", size="4MiB", domain="process") as store:
+            run = attach(store, given)
+            while rank == 1 and not told.exists():
+                time.sleep(0.01)
+            train(run, **given, until=1, agree=True)
+            results["said"] = told.read_text()
+    finally:
+        logging.getLogger("pmstore").removeHandler(handler)
+        peers._TELL_SECONDS = seconds
+
+
+def test_who_waits_for_long_says_so(found: Found) -> None:
+    for one in found["_waits"]:
+        assert "rank 0 of 2 has waited" in one["said"]
+        assert "rank 1 did not commit" in one["said"]
+        assert "attach(timeout=...)" in one["said"]

@@ -3,6 +3,7 @@ ranks that it was not told of. Jobs of more ranks: tests/jobs."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
+from pmstore.distributed import peers
 from pmstore.torch import Job
 from pmstore.torch import job as job_module
 
@@ -176,6 +178,21 @@ def test_what_is_written_before_attach(shm: Path) -> None:
         store.rollback()
         run, _, _ = attach(store, process_group="world", tiers=["disk"])
         assert run.step == 2
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_group_that_is_never_made(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rank dies while it connects, gloo itself waits for longer than it is told."""
+    over = threading.Event()
+    monkeypatch.setattr(dist, "new_group", lambda *_, **__: over.wait())
+    monkeypatch.setattr(peers, "_LATER", 0.1)
+    try:
+        with pmstore.open(shm / "run.pm", size="8MiB") as store:
+            with pytest.raises(pmstore.PeerLostError, match=r"come to attach\(\) within 0.2"):
+                attach(store, process_group="world", timeout=0.2)
+            assert list(store) == []
+    finally:
+        over.set()
 
 
 def test_ranks_that_attach_was_not_told_of(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,44 @@
+"""Snapshots that somebody copies from, for whom the end of the store waits."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from pmstore.base.alive import alive
+
+_IDLE_SECONDS = 5.0
+"""That the store's end waits for one that nobody reads from: it may have been forgotten."""
+_LOOK_SECONDS = 0.002
+
+
+class Pin(Protocol):
+    """A snapshot."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+
+
+class Pins:
+    """Of one store."""
+
+    def __init__(self) -> None:
+        self._pins: WeakValueDictionary[int, Pin] = WeakValueDictionary()
+
+    def add(self, pin: Pin) -> None:
+        self._pins[id(pin)] = pin
+
+    def wait(self) -> None:
+        """Until what they show has been copied."""
+        read = time.monotonic()
+        while left := [pin for pin in alive(self._pins) if not pin.closed]:
+            if any(pin.busy for pin in left):
+                read = time.monotonic()
+            elif time.monotonic() - read > _IDLE_SECONDS:
+                return
+            time.sleep(_LOOK_SECONDS)

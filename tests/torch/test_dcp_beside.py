@@ -1,0 +1,192 @@
+"""What else happens beside a save: handlers, forks, tasks, ends of stores and programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from dcp_common import QUIET, equal, load, save, state
+from ranks import launch
+from torch.distributed.checkpoint.api import CheckpointException
+
+import pmstore
+from pmstore.dcp import StoreWriter, staging
+from pmstore.dcp.pinned import Pin
+from pmstore.dcp.rankstore import RankStore
+
+pytestmark = pytest.mark.filterwarnings(QUIET)
+
+
+def begin(folder: Path, content: dict[str, Any], writer: StoreWriter) -> Any:
+    return dcp.async_save(content, checkpoint_id=folder, storage_writer=writer)
+
+
+@pytest.mark.parametrize("whose", ["same writer", "another"])
+@pytest.mark.parametrize("called", ["save", "async_save"])
+def test_a_signal_handler_saves_in_the_middle_of_staging(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, whose: str, called: str
+) -> None:
+    """Refused: what was staged by half would become part of its checkpoint, or be lost."""
+    writer = StoreWriter(shm)
+    save(shm, state(1), writer)
+    other = writer if whose == "same writer" else StoreWriter(shm)
+    pin, told = staging.pin, []
+
+    def interrupted(pairs: Any) -> Any:
+        monkeypatch.setattr(staging, "pin", pin)
+        with pytest.raises((CheckpointException, pmstore.TransactionError), match="note there"):
+            if called == "save":
+                save(shm, state(5), other)
+            else:
+                begin(shm, state(5), other).result()
+        told.append(whose)
+        return pin(pairs)
+
+    monkeypatch.setattr(staging, "pin", interrupted)
+    begin(shm, state(2), writer).result()
+    assert told
+    assert equal(load(shm, state(2)), state(2))
+    save(shm, state(3), writer)
+    assert equal(load(shm, state(3)), state(3))
+
+
+@pytest.mark.parametrize("domain", ["process", "file"])
+def test_a_store_that_is_closed_waits_for_what_is_copied_from_it(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, domain: Any
+) -> None:
+    writer, copy = StoreWriter(shm / "c"), Pin.copy
+    copying, leaving = threading.Event(), threading.Event()
+
+    def slow(pin: Pin) -> None:
+        copying.set()
+        leaving.wait(0.3)
+        copy(pin)
+
+    monkeypatch.setattr(Pin, "copy", slow)
+    with pmstore.open(shm / "s.pm", domain=domain) as store:
+        store["x"] = torch.full((50_000,), 3.0)
+        store.commit()
+        future = begin(shm / "c", {"x": store["x"]}, writer)
+        store["x"].fill_(4)
+        copying.wait()
+    future.result()
+    expected = {"x": torch.full((50_000,), 3.0)}
+    assert equal(load(shm / "c", expected), expected)
+
+
+def test_a_program_that_ends_does_not_lose_its_last_save(shm: Path) -> None:
+    """Nobody waits for the future: torch's own thread goes on while the interpreter ends, when no
+    thread can be begun any more."""
+    program = """
+import concurrent.futures.thread, sys, time, torch, torch.distributed.checkpoint as dcp
+from pmstore.dcp import StoreWriter
+from pmstore.dcp.rankstore import RankStore
+
+def late(self, *arguments, write=RankStore.write):
+    while not concurrent.futures.thread._shutdown:
+        time.sleep(0.001)
+    return write(self, *arguments)
+
+RankStore.write = late
+x = torch.arange(3_000_000.0)
+dcp.async_save({"x": x}, checkpoint_id=sys.argv[1], storage_writer=StoreWriter(sys.argv[1]))
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, shm / "c"], check=True)
+    expected = {"x": torch.arange(3_000_000.0)}
+    assert equal(load(shm / "c", expected), expected)
+
+
+def test_a_child_that_is_forked_meanwhile(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loader's workers are. It ends as any other, and the save goes on."""
+    writer, really, forked = StoreWriter(shm), RankStore.write, threading.Event()
+
+    def write(self: RankStore, *arguments: Any) -> Any:
+        with self.lock:
+            forked.wait()
+        return really(self, *arguments)
+
+    monkeypatch.setattr(RankStore, "write", write)
+    future = begin(shm, state(1), writer)
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    forked.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    future.result()
+    assert equal(load(shm, state(1)), state(1))
+
+
+def test_tasks_save(shm: Path) -> None:
+    writer = StoreWriter(shm / "c")
+
+    async def main() -> None:
+        with pmstore.open(shm / "s.pm") as store:
+            store["x"] = torch.ones(50_000)
+            store.commit()
+            future = begin(shm / "c", {"x": store["x"]}, writer)
+            async with store.transaction():
+                store["x"].fill_(2)
+                await asyncio.wrap_future(future)
+
+    asyncio.run(main())
+    expected = {"x": torch.ones(50_000)}
+    assert equal(load(shm / "c", expected), expected)
+
+
+# ---- ranks
+
+
+def fails_at_one(folder: Path, rank: int, found: dict[str, Any]) -> None:
+    """Rank 1 has no room for what is copied in the background: before torch's first message."""
+    writer = StoreWriter(folder / "c")
+    copy: Callable[[Pin], None] = Pin.copy
+
+    def fail(pin: Pin) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pmstore.open(folder / f"{rank}.pm", domain="process") as store:
+        store["x"] = torch.full((1000,), float(rank))
+        store.commit()
+        content = {f"x{rank}": store["x"]}
+        begin(folder / "c", content, writer).result()
+        if rank == 1:
+            Pin.copy = fail  # type: ignore[method-assign]
+        try:
+            begin(folder / "c", content, writer).result()
+        except CheckpointException as error:
+            found["said"] = str(error)
+        Pin.copy = copy  # type: ignore[method-assign]
+        dist.barrier()
+        begin(folder / "c", content, writer).result()
+        dist.barrier()
+        found["right"] = equal(load(folder / "c", content), content)
+
+
+def test_an_error_in_the_background_of_one_rank_is_one_of_all(tmp_path: Path) -> None:
+    found = launch([fails_at_one], tmp_path, 2)["fails_at_one"]
+    for one in found:
+        assert "No space left on device" in one["said"]
+        assert one["right"]
+    # fewer ranks than before: parts of the others go as soon as no checkpoint names them
+    folder = tmp_path / "fails_at_one" / "c"
+    shutil.copytree(folder, tmp_path / "copy")
+    for number in range(2):
+        assert (folder / "rank-00001.pm").exists()
+        save(folder, state(number))
+    assert not (folder / "rank-00001.pm").exists()
+    assert equal(load(folder, state(1)), state(1))
+    with pmstore.open(tmp_path / "copy/rank-00001.pm"):  # in use: left alone
+        for number in range(2):
+            save(tmp_path / "copy", state(number))
+    assert (tmp_path / "copy/rank-00001.pm").exists()
