@@ -107,6 +107,8 @@ def ending() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except ANSWERS as error:
+        if isinstance(error, OSError):
+            sys.stdout.flush()  # it fails again, if that was it: `main` knows what to say
         raise fail(one_line(error), exit_code(error)) from None
     except KeyboardInterrupt:
         raise fail("stopped", 130) from None
