@@ -309,7 +309,7 @@ def test_it_follows_in_an_event_loop(path: Path, domain: Any) -> None:
     assert seen[-1] == 30
 
 
-READER = """
+LARGE_READER = """
 import sys, pmstore
 with pmstore.open(sys.argv[1], "r") as reader:
     print(reader["small"])
@@ -343,7 +343,7 @@ def test_a_copy_that_memory_does_not_hold_is_refused(tmp_path: Path, of: str) ->
     with suppress(FileNotFoundError):
         if subprocess.run([*bind, "true"], check=False, capture_output=True).returncode == 0:
             said = subprocess.run(
-                [*bind, sys.executable, "-c", READER, str(path)],
+                [*bind, sys.executable, "-c", LARGE_READER, str(path)],
                 check=True,
                 capture_output=True,
                 text=True,

@@ -84,6 +84,7 @@ class Course:
         self._written = -math.inf
         self._bytes = written_bytes(store._core.pool)
         self._decided: list[tuple[float, Decided]] = []
+        self._safe_decided: list[tuple[float, Decided]] = []  # as `_safe`
         self._before: list[float] | None = None  # `totals` of the processes before this one
         self._launched: tuple[float, int] | None = None  # a commit under way: when, of which step
         self._device: DeviceLoss | None = None
@@ -141,10 +142,10 @@ class Course:
     def rolled_back(self, step: int) -> None:
         """The store went back to its last commit, which holds so many steps."""
         if self._store.epoch != self._epoch:
-            self._safe = []
-        rows = (*self._safe, *self._rows)
+            self._safe, self._safe_decided = [], []
+        rows, decided = (*self._safe, *self._rows), (*self._safe_decided, *self._decided)
         self._safe, self._rows = [], [row for row in rows if row[Step.STEP] <= step]
-        self._decided = [one for one in self._decided if one[1].step <= step]
+        self._safe_decided, self._decided = [], [one for one in decided if one[1].step <= step]
         self._newest.pop("loss", None)
         self._count, self._due = 0, 1
         self.safe(step)
@@ -246,7 +247,7 @@ class Course:
         if self._rollbacks != store.rollbacks:
             self._open(first)
         if self._epoch != store.epoch:
-            self._safe = []  # they are committed
+            self._safe, self._safe_decided = [], []  # they are committed
         rows = np.array(self._rows)
         rows[:, Step.TIME] += time.time() - clock()
         done = np.flatnonzero(rows[:, Step.SECONDS] == rows[:, Step.SECONDS])
@@ -336,6 +337,7 @@ class Course:
             )
         if len(targets) + len(reasons) + len(tiers) != known:
             self._store[path] = words
+        self._safe_decided += self._decided
         self._decided = []
 
 

@@ -118,8 +118,6 @@ class Finished:
             return False
         try:
             self.keep("preemption notice")
-        except TransactionError:
-            return False  # another thread or task is in a transaction block
         except Exception as error:
             # The program is anywhere, and may take an error for its own, or drop it.
             if not self._told:

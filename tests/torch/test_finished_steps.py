@@ -3,8 +3,6 @@ program is at, if nothing of the next step was written. Else they are lost, and 
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -402,58 +400,6 @@ def test_a_transaction_block_is_not_committed_by_a_notice(path: Path) -> None:
         assert "half" not in store
 
 
-def test_a_notice_while_another_thread_is_in_a_transaction_block(path: Path) -> None:
-    """No error comes out of the handler; what was finished is kept when the block is left."""
-    guard = PreemptionGuard()
-    entered, leave = threading.Event(), threading.Event()
-    with pmstore.open(path) as store:
-        run, model, optimizer = make(store, policy=NEVER, guard=guard)
-        one_step(run, model, optimizer)
-
-        def hold() -> None:
-            with store.transaction():
-                entered.set()
-                assert leave.wait(LIMIT)
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        assert entered.wait(LIMIT)
-        os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(guard.noticed)
-        assert run.committed == 0
-        leave.set()
-        wait_until(lambda: run.committed == 1)
-        thread.join()
-
-
-def test_a_notice_while_a_task_is_in_a_transaction_block(path: Path) -> None:
-    guard = PreemptionGuard()
-
-    async def train() -> int:
-        block = asyncio.create_task(write())
-        await inside.wait()
-        os.kill(os.getpid(), signal.SIGTERM)
-        while not guard.noticed():
-            await asyncio.sleep(0.001)
-        assert run.committed == 0
-        leave.set()
-        await block
-        while run.committed == 0:
-            await asyncio.sleep(0.001)
-        return run.committed
-
-    async def write() -> None:
-        async with store.transaction():
-            inside.set()
-            await leave.wait()
-
-    with pmstore.open(path) as store:
-        run, model, optimizer = make(store, policy=NEVER, guard=guard)
-        one_step(run, model, optimizer)
-        inside, leave = asyncio.Event(), asyncio.Event()
-        assert asyncio.run(asyncio.wait_for(train(), LIMIT)) == 1
-
-
 def test_a_notice_while_the_program_waits_for_a_thread(path: Path) -> None:
     """As for an evaluation in an executor."""
     with pmstore.open(path) as store, ThreadPoolExecutor(1) as executor:
@@ -495,21 +441,33 @@ def test_a_commit_for_a_notice_that_fails_is_told_once_and_tried_again(
         assert ["No space left" in str(one.message) for one in heard] == [True]
 
 
-def test_workers_of_a_loader_that_are_told_too(path: Path) -> None:
-    """As Slurm does: it signals every process of the job."""
-    with pmstore.open(path) as store:
-        data = torch.utils.data.TensorDataset(torch.ones(20, 8))
-        loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=2)
-        run, model, optimizer = make(store, policy=NEVER, guard=PreemptionGuard(), loader=loader)
-        with pytest.raises(SystemExit) as end:
-            for _ in run.batches():
+def test_a_loader_whose_processes_were_told_too(path: Path) -> None:
+    """As Slurm does: it signals every process of the job, and workers end at once."""
+
+    class Workers:
+        ended = False
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for _ in range(6):
+                if self.ended:
+                    raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+                yield torch.ones(1)
+
+    for told in (True, False):
+        loader = Workers()
+        with pytest.raises(SystemExit if told else RuntimeError) as end, pmstore.open(path) as store:
+            run, model, optimizer = make(
+                store, policy=NEVER, guard=PreemptionGuard(), loader=loader
+            )
+            for _ in run.batches(epochs=2):
                 one_step(run, model, optimizer)
-                if run.step == 3:
-                    for child in multiprocessing.active_children():
-                        os.kill(child.pid or 0, signal.SIGTERM)
-                    os.kill(os.getpid(), signal.SIGTERM)
-        assert (end.value.code, run.committed) == (0, run.step)
-        assert 3 <= run.step <= 4
+                if run.step in (3, 8):
+                    loader.ended = True
+                    if told:
+                        os.kill(os.getpid(), signal.SIGTERM)
+        if told:
+            assert getattr(end.value, "code", None) == 0
+        assert steps_of(path, loader=Workers()) == (3 if told else 8)
 
 
 def test_another_handler_that_came_later_is_never_woken(path: Path) -> None:

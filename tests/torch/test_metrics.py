@@ -147,7 +147,7 @@ def test_what_a_validation_commits_is_in_the_course(
 ) -> None:
     """The commit, and that a roll back after it takes nothing of that away."""
     monkeypatch.setattr("pmstore.course.writer.FRESH_SECONDS", 0.0)  # each step's row at once
-    run, step = begin(store, policy=EveryN(3))
+    run, step = begin(store, policy=EveryN(4))
     for _ in range(5):
         run.end_step(step())
     with run.validation():
@@ -160,8 +160,8 @@ def test_what_a_validation_commits_is_in_the_course(
     of = told(store)
     whole = list(of.whole())
     assert [one.last for one in whole] == [1, 2, 3, 4, 5, 6]
-    assert [one.commits for one in whole] == [0, 0, 1, 0, 1, 0]
-    assert [one.reason for one in of.decisions] == ["every 3 steps", "before a validation"]
+    assert [one.commits for one in whole] == [0, 0, 0, 1, 1, 0]
+    assert [one.reason for one in of.decisions] == ["every 4 steps", "before a validation"]
 
 
 def test_numbers_of_steps_that_are_not_committed(
