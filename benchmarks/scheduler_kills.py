@@ -14,8 +14,9 @@ the training processes, / the seconds of the work that was done:
 Time from a kill to the first step (Python, imports, data) is the same for all and left out.
 
 The simulation (`pmstore_lab.simulation`) runs the same policies on jobs of as many steps, with the
-mean times that this policy's steps and commits took, and the same mean time between failures. Both have their spread: in reality the standard error that follows from what single kills
-cost, in the simulation the standard deviation of so many kills.
+mean times that this policy's steps and commits took, and the same mean time between failures. Both
+have their spread: in reality the standard error that follows from what single kills cost, in the
+simulation the standard deviation of so many kills.
 
 "Rate learned" begins every job with what is assumed of a job of which nothing is known.
 """

@@ -93,9 +93,9 @@ def test_reality_stands_beside_the_simulation(
         make = figure.scheduler
         with monkeypatch.context() as patch:
             patch.setattr(
-                figure, "scheduler", lambda rule, rate, **k: rates.append((name, rate)) or make(
-                    rule, rate, **k
-                )
+                figure,
+                "scheduler",
+                lambda rule, rate, **k: rates.append((name, rate)) or make(rule, rate, **k),
             )
             return real(name, *rest)
 

@@ -129,13 +129,15 @@ KINDS: dict[str, tuple[dict[str, Any], Go]] = {
 def life(path: Path, kind: str, at: int = 0) -> tuple[int, int]:
     """Instructions of a process, and the steps that it leaves committed: all that it finished."""
     more, go = KINDS[kind]
+    code: object = 0
     with Notice(at) as notice:
         try:
             with pmstore.open(path, size="4MiB") as store:
                 job = Job(store, **more)
                 go(job)
         except SystemExit as end:
-            assert end.code == 0
+            code = end.code
+    assert code == 0
     with pmstore.open(path, mode="r") as left:
         steps = int(left["run/progress"][0])
     assert steps == job.run.step

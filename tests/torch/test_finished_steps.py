@@ -455,7 +455,10 @@ def test_a_loader_whose_processes_were_told_too(path: Path) -> None:
 
     for told in (True, False):
         loader = Workers()
-        with pytest.raises(SystemExit if told else RuntimeError) as end, pmstore.open(path) as store:
+        with (
+            pytest.raises(SystemExit if told else RuntimeError) as end,
+            pmstore.open(path) as store,
+        ):
             run, model, optimizer = make(
                 store, policy=NEVER, guard=PreemptionGuard(), loader=loader
             )
