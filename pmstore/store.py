@@ -5,8 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakValueDictionary, ref
@@ -14,6 +13,7 @@ from weakref import WeakValueDictionary, ref
 from pmstore.base.alive import alive
 from pmstore.engine._binding import Transaction
 from pmstore.engine.constants import ROLLED_BACK
+from pmstore.engine.following import Following
 from pmstore.engine.pool import exiting
 from pmstore.errors import ClosedStoreError
 from pmstore.extras import optional
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 _LEAVING_SECONDS = 10.0
 """That leaving the store's `with` waits for another thread's transaction block. It ends: that
 thread may be waiting for this one."""
-_FOLLOW_SECONDS = 0.1
-"""Between two looks for a new commit."""
 
 
 class Store(Flushing):
@@ -259,7 +257,9 @@ class Store(Flushing):
         """Shows the last commit of the process that writes to the store: of one opened with mode
         "r". Returns whether it is another commit than the one that was shown.
 
-        Arrays and tensors that were read before stay what they were; look them up again.
+        Arrays and tensors that were read before stay what they were; look them up again. In an
+        event loop: `await asyncio.to_thread(store.refresh)`, as a writer that is stopped is waited
+        for, up to 10 seconds.
 
         keep: asks the writer to keep this commit for this reader until all of it was read, for up
             to a minute after the last read: as much memory of the writer's as it holds. Else it
@@ -272,24 +272,20 @@ class Store(Flushing):
         """
         return self._core.refresh(keep)
 
-    def follow(self, timeout: float | None = None) -> Iterator[int]:
+    def follow(self, timeout: float | None = None) -> Following:
         """Waits for commits of the process that writes, shows each newest one (`refresh`), and
         yields its epoch. Commits that come faster than they are asked for are passed over.
 
+            for epoch in store.follow():  # or, where an event loop runs: async for
+                plot(store["losses"])
+
         timeout: seconds without a new commit, after which it ends; None: it never does.
 
-        Raises: as `refresh`; TypeError, ValueError: timeout is no such number.
+        Raises: TypeError, ValueError: timeout is no such number; then as `refresh`.
         """
         if timeout is not None and math.isnan(timeout):
             raise ValueError(f"timeout is a number of seconds, not {timeout}")
-        while True:
-            waited, pause = time.monotonic(), _FOLLOW_SECONDS / 16
-            while not self.refresh():
-                if timeout is not None and time.monotonic() - waited >= timeout:
-                    return
-                time.sleep(pause)
-                pause = min(2 * pause, _FOLLOW_SECONDS)
-            yield self.epoch
+        return Following(self.refresh, lambda: self.epoch, timeout)
 
     # ---- life ----
 

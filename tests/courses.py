@@ -29,9 +29,9 @@ def train(store: pmstore.Store, course: Course, steps: int, run: str = "run") ->
         course.add(step, 3.0 * math.exp(-step / 300) + 0.1 * math.sin(step), clock())
         if step % 10 == 0:
             store.commit()
-            course.committed(0.002 + step * 1e-6)
-            course.decided(
-                Decision("store", "risk reached the price", 0.5, 0.25, 1e-4, 1.0, 0.01, step, 1.0)
+            course.committed(
+                0.002 + step * 1e-6,
+                Decision("store", "risk reached the price", 0.5, 0.25, 1e-4, 1.0, 0.01, step, 1.0),
             )
     store.commit()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -273,6 +274,87 @@ def test_it_follows(path: Path, domain: Any) -> None:
                 if reader["x"] == 29:
                     break
             thread.join()
+
+
+def test_it_follows_in_an_event_loop(path: Path, domain: Any) -> None:
+    """Other tasks go on meanwhile; the writer is one of them."""
+
+    async def write() -> None:
+        for x in range(1, 30):
+            store["x"] = x
+            store.commit()
+            await asyncio.sleep(0.001)
+
+    async def follow() -> list[int]:
+        assert [epoch async for epoch in reader.follow(timeout=0.05)] == []
+        writer = asyncio.create_task(write())
+        seen = []
+        async for epoch in reader.follow(timeout=60):
+            assert reader.epoch == epoch
+            seen.append(reader["x"])
+            if seen[-1] == 29:
+                break
+        await writer
+        store["x"] = 30
+        store.commit()
+        assert await asyncio.to_thread(reader.refresh)
+        return [*seen, reader["x"]]
+
+    with pmstore.open(path, "w", domain=domain) as store:
+        store["x"] = 0
+        store.commit()
+        with pmstore.open(path, "r") as reader:
+            seen = asyncio.run(asyncio.wait_for(follow(), 60))
+    assert seen == sorted(set(seen))
+    assert seen[-1] == 30
+
+
+LARGE_READER = """
+import sys, pmstore
+with pmstore.open(sys.argv[1], "r") as reader:
+    print(reader["small"])
+    try:
+        reader["large"]
+    except OSError as error:
+        print(error)
+with pmstore.open(sys.argv[1], "r", lock=True) as reader:
+    print(reader["large"][-1])
+"""
+
+
+@pytest.mark.parametrize("of", ["machine", "container"])
+def test_a_copy_that_memory_does_not_hold_is_refused(tmp_path: Path, of: str) -> None:
+    """Before it is begun: the system would end the process in the middle."""
+    path, told = tmp_path / "run.pm", tmp_path / "told"
+    with pmstore.open(path, size="600MiB") as store:
+        store.zeros("large", 260 << 20, "u1")[-1] = 7
+        store["small"] = 1
+    told.mkdir()
+    place = "/proc/meminfo" if of == "machine" else "/sys/fs/cgroup"
+    if of == "machine":
+        told = told / "meminfo"
+        told.write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
+    else:
+        (told / "memory.max").write_text(f"{10 << 20}\n")
+        (told / "memory.current").write_text(f"{9 << 20}\n")
+        (told / "memory.stat").write_text(f"anon 4096\ninactive_file {1 << 20}\nslab 1\n")
+    inside = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    bind = [*inside, f'mount --bind "$0" {place} && exec "$@"', str(told)]
+    with suppress(FileNotFoundError):
+        if subprocess.run([*bind, "true"], check=False, capture_output=True).returncode == 0:
+            said = subprocess.run(
+                [*bind, sys.executable, "-c", LARGE_READER, str(path)],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            small, error, last = said.stdout.splitlines()
+            assert (small, last) == ("1", "7")
+            assert "no memory for it: with lock=True nothing is copied" in error
+            assert "(272,629,760 bytes needed, 2,097,152 to be had)" in error
+            return
+    pytest.skip("no mount namespaces here")
 
 
 def test_another_store_takes_the_place(path: Path) -> None:

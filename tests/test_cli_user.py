@@ -212,6 +212,10 @@ def shell(line: str, **environment: str) -> Answer:
 def test_closed_outputs(path: Path) -> None:
     lost = "pmstore: standard output: Bad file descriptor\n"
     assert shell(f"pmstore ls {path} >&-") == (2, "", lost)
+    assert shell(f"pmstore top {path} >&-") == (2, "", lost)
+    full = "pmstore: standard output: No space left on device\n"
+    for words in (f"show {path} losses --limit 9999", f"report {path} -o -", f"dump {path} -"):
+        assert shell(f"pmstore {words} >/dev/full") == (2, "", full)
     assert shell(f"pmstore ls {path} >&- 2>&-")[0] == 2
     assert shell(f"pmstore set {path} x 1 >&- 2>&- <&-")[0] == 0
     assert shell(f"pmstore check {path} 2>&-")[0] == 0

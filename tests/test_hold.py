@@ -249,6 +249,20 @@ def test_resolve(path: Path, how: str, step: int) -> None:
     assert "nothing is held" in result.output
 
 
+def test_what_a_live_writer_holds_is_its_own(path: Path) -> None:
+    """Nobody else knows of it, and says so of it what is not true."""
+    with held(path) as store:
+        store["step"] = 1
+        store.commit()
+        assert store.holds
+        with pmstore.open(path, "r") as reader:
+            assert not reader.info().held
+        result = command("resolve", path, "--back")
+    assert result.exit_code == 2
+    assert "held open by" in result.output
+    assert "nothing is held" not in result.output
+
+
 def test_refused_inside_a_transaction_block(path: Path) -> None:
     with held(path) as store:
         store["a"] = np.ones(3)

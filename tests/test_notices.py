@@ -170,14 +170,30 @@ def test_a_maintenance_that_ends_the_machine(service: Service) -> None:
 
 
 @pytest.mark.parametrize("source", ["aws", "gcp"])
-def test_a_service_that_is_not_there_is_heard_of_at_the_start(
-    service: Service, source: str, monkeypatch: pytest.MonkeyPatch
+def test_a_service_that_is_not_there_is_heard_of_once_at_the_start(
+    source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-    with pytest.warns(RuntimeWarning, match="no notice will come from it, unless"):
-        with PreemptionGuard(source, signals=()) as guard:
+    guard = PreemptionGuard(source, signals=())
+    object.__setattr__(guard.source, "every_seconds", 0.001)
+    looks: list[None] = []
+
+    def look() -> float | None:
+        looks.append(None)
+        return asked()
+
+    asked = guard.source.look
+    assert asked is not None
+    object.__setattr__(guard.source, "look", look)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with guard:
+            wait_until(lambda: len(looks) > 8)  # most of them by the thread
             assert not guard.noticed()
+    assert len(heard) == 1, [str(one.message) for one in heard]
+    assert "no notice will come from it, unless" in str(heard[0].message)
+    assert not capsys.readouterr().err
 
 
 def test_something_else_in_the_place_of_a_service(service: Service) -> None:

@@ -47,10 +47,13 @@ def test_baselines_are_beside_the_simulation(name: str) -> None:
     where = r"EveryN\(1\)" if name == "EveryStep" else "from pmstore_lab.simulation.baselines"
     with pytest.raises(ImportError, match=f"{name}.*{where}"):
         exec(f"from pmstore.scheduler import {name}")
+    assert not hasattr(pmstore.scheduler, name)
+    with pytest.raises(AttributeError, match=where):
+        getattr(pmstore.scheduler, name)
 
 
 def test_the_old_name_of_the_rule_says_the_new_one() -> None:
-    with pytest.raises(ImportError, match='Auto, and policy="auto"'):
+    with pytest.raises(AttributeError, match='Auto, and policy="auto"'):
         importlib.import_module("pmstore.scheduler").ConvergenceAware
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         from pmstore.scheduler import Nothing  # type: ignore[attr-defined]  # noqa: F401

@@ -113,6 +113,19 @@ def test_numbers_are_the_stores(stores: list[Path], tmp_path: Path) -> None:
     ]
 
 
+def test_every_decision_is_marked(tmp_path: Path) -> None:
+    """The newest ones with what they were."""
+    path = made(tmp_path / "run.pm", 1200)
+    assert run(path, "-o", tmp_path / "r.html").exit_code == 0
+    text = (tmp_path / "r.html").read_text()
+    decisions = told(path).decisions
+    assert len(decisions) > 100
+    marks = re.findall(r'<path class="mark decision" d="([^"]*)"(/?)>', text)
+    assert "".join(path for path, _ in marks).count("M") == len(decisions)
+    assert len([path for path, alone in marks if not alone]) == 64
+    assert text.count("decided by the scheduler</span>") == 1
+
+
 def test_nothing_is_asked_of_a_network(stores: list[Path], tmp_path: Path) -> None:
     run(*stores, "-o", tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()

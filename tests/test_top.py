@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ TRAINER = """
 """
 
 
-def once(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["top", *map(str, arguments)], env={"COLUMNS": "120"})
+def once(*arguments: object, columns: int = 120) -> Any:
+    return CliRunner().invoke(app, ["top", *map(str, arguments)], env={"COLUMNS": str(columns)})
 
 
 def test_a_look_at_stores_that_nobody_writes_to(tmp_path: Path) -> None:
@@ -64,6 +65,17 @@ def test_a_look_at_stores_that_nobody_writes_to(tmp_path: Path) -> None:
     assert "to store: risk reached the price" in answer.output
 
 
+@pytest.mark.parametrize("columns", range(56, 84, 3))
+def test_numbers_stay_with_their_units(columns: int, tmp_path: Path) -> None:
+    answer = once(made(tmp_path / "run.pm"), columns=columns)
+    lines = [line.strip("│ ") for line in answer.output.splitlines()]
+    assert max(map(len, answer.output.splitlines())) <= columns
+    assert len([line for line in lines if "KiB" in line or " ms" in line]) >= 3
+    units = re.compile(r"(us|ms|s|min|h|bytes|KiB|MiB|GiB|commits|steps?)\b")
+    for line, following in pairwise(lines):
+        assert not (re.search(r"\d$", line) and units.match(following)), (line, following)
+
+
 def test_odd_stores(tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "none.pm", size="2MiB") as store:
         store["x"] = 1
@@ -72,7 +84,7 @@ def test_odd_stores(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no store")
     answer = once(tmp_path / "text")
     assert answer.exit_code == 1
-    assert "state  cannot be read" in answer.output
+    assert re.search("state +cannot be read", answer.output)
     assert "not a pmstore file" in answer.output
     assert "mode=" not in answer.output  # which is for programs in Python
 

@@ -244,16 +244,41 @@ static void set_loaded(struct pms_sight *v, const struct pms_part *range)
 
 #define LOOK_BYTES (256ull << 20) /* less is not asked about */
 
-static uint64_t available_bytes(void)
+/* The number behind that text at the beginning of a line. UINT64_MAX: there is none. */
+static uint64_t number_in(const char *path, const char *text)
 {
-    FILE *file = fopen("/proc/meminfo", "re");
-    char line[128];
-    unsigned long long kib = 0;
-    while (file && !kib && fgets(line, sizeof line, file))
-        (void)!sscanf(line, "MemAvailable: %llu kB", &kib);
+    FILE *file = fopen(path, "re");
+    char line[128], *end = NULL;
+    uint64_t found = UINT64_MAX;
+    size_t n = strlen(text);
+    while (file && found == UINT64_MAX && fgets(line, sizeof line, file))
+        if (strncmp(line, text, n) == 0) {
+            uint64_t number = strtoull(line + n, &end, 10);
+            found = end > line + n ? number : UINT64_MAX;
+        }
     if (file)
         fclose(file);
-    return kib ? kib << 10 : UINT64_MAX;
+    return found;
+}
+
+/* What the control group of a container leaves. UINT64_MAX: it sets no bound. */
+static uint64_t left_in_group(void)
+{
+    uint64_t most = number_in("/sys/fs/cgroup/memory.max", ""),
+             used = number_in("/sys/fs/cgroup/memory.current", ""),
+             cached = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    if (most == UINT64_MAX || used == UINT64_MAX)
+        return UINT64_MAX;
+    if (cached != UINT64_MAX)
+        used -= cached < used ? cached : used; /* it is given up for what a process asks for */
+    return most > used ? most - used : 1; /* 0 tells nothing */
+}
+
+static uint64_t available_bytes(void)
+{
+    uint64_t kib = number_in("/proc/meminfo", "MemAvailable:"), group = left_in_group();
+    uint64_t machine = kib < UINT64_MAX >> 10 ? kib << 10 : UINT64_MAX;
+    return machine < group ? machine : group;
 }
 
 /* Else the system would end the process in the middle of the copy. */

@@ -35,10 +35,24 @@ if TYPE_CHECKING:
     from pmstore.store import Store
 
 
+_OUTPUT = "standard output"
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Around what writes to the standard output: its errors are told from those of files."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or _OUTPUT
+        raise
+
+
 def say(*lines: str) -> None:
     """Lines of the answer."""
-    for line in lines:
-        print(line)
+    with answering():
+        for line in lines:
+            print(line)
 
 
 def remark(text: str) -> None:
@@ -107,6 +121,8 @@ def ending() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except ANSWERS as error:
+        if isinstance(error, OSError) and error.filename == _OUTPUT:
+            raise  # `main` tells of it
         raise fail(one_line(error), exit_code(error)) from None
     except KeyboardInterrupt:
         raise fail("stopped", 130) from None

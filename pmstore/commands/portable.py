@@ -13,7 +13,7 @@ import typer
 from pmstore.base.newfile import PRIVATE, new_file
 from pmstore.base.words import counted
 from pmstore.commands.app import Domain, Mode, StorePath, app
-from pmstore.commands.common import ending, progress, reading_all, room_for, say, size
+from pmstore.commands.common import answering, ending, progress, reading_all, room_for, say, size
 from pmstore.formats import portable
 
 DumpPath = Annotated[
@@ -38,6 +38,7 @@ def dump(path: StorePath, out: DumpPath, mode: Mode = PRIVATE) -> None:
         reading_all(path) as store,
         progress("dumping", store.stats().used_bytes) as advance,
         contextlib.nullcontext(sys.stdout.buffer) if piped else new_file(out, mode) as file,
+        answering() if piped else contextlib.nullcontext(),
     ):
         objects = portable.dump(store, file, advance)
         file.flush()

@@ -11,7 +11,7 @@ import typer
 
 from pmstore.base.newfile import write_over
 from pmstore.commands.app import app
-from pmstore.commands.common import ending, fail, opened, say
+from pmstore.commands.common import answering, ending, fail, opened, say
 from pmstore.show.gathered import gather, tier_contents
 from pmstore.show.page import BEGIN
 from pmstore.show.report import Reported
@@ -54,7 +54,8 @@ def report(
         for one in told:
             mode &= one.store.permissions
         if output == Path("-"):
-            sys.stdout.buffer.write(html)
+            with answering():
+                sys.stdout.buffer.write(html)
             return
         write_over(output, html, mode)
     say(f"{output}: {size(len(html))}")

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from pmstore.commands.app import app
-from pmstore.commands.common import ending, existing
+from pmstore.commands.common import answering, ending, existing
 from pmstore.show.live import frame
 from pmstore.show.terminal import Terminal
 from pmstore.show.watched import Watched
@@ -49,7 +49,8 @@ def top(
                 store.look()
         else:
             interrupted = _follow(stores, console, interval)
-        console.print(_frame(stores, console))
+        with answering():
+            console.print(_frame(stores, console))
         if not interrupted and any(one.bad_news for one in stores):
             raise SystemExit(1)
 
@@ -57,7 +58,7 @@ def top(
 def _follow(stores: list[Watched], console: Console, interval: float) -> bool:
     """Until nobody writes to any of them: False; or Ctrl-C: True."""
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
+        with answering(), Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 for store in stores:
                     store.look()

@@ -72,6 +72,7 @@ class Course:
         self._began = clock()
         self.stake: Stake = Stake(self._began, step)
         self._marks: deque[tuple[float, int]] = deque(maxlen=16)
+        self._newest: dict[str, float] = {}  # what `latest` tells of rows that are in the store
         self._store = store
         self._place = layout.place(run)
         self._rows: list[list[float]] = []  # not in the store; the newest may be, without its end
@@ -83,6 +84,7 @@ class Course:
         self._written = -math.inf
         self._bytes = written_bytes(store._core.pool)
         self._decided: list[tuple[float, Decided]] = []
+        self._safe_decided: list[tuple[float, Decided]] = []  # as `_safe`
         self._before: list[float] | None = None  # `totals` of the processes before this one
         self._launched: tuple[float, int] | None = None  # a commit under way: when, of which step
         self._device: DeviceLoss | None = None
@@ -107,12 +109,17 @@ class Course:
         if len(rows) > self._due or now - self._written >= FRESH_SECONDS or step == self.last_step:
             self._flush(now)
 
-    def committed(self, seconds: float) -> None:
-        """The step that was added last, and how long that took."""
-        row = self._rows[-1]
-        row[Step.SECONDS] = seconds
+    def committed(self, seconds: float, decision: Decided | None = None) -> None:
+        """The step that was added last, with those before it, and how long that took. decision: of
+        a scheduler, if one made it."""
         self.commit_seconds += seconds
-        self.stake.see(row[Step.TIME] + seconds, int(row[Step.STEP]))
+        if self._rows:
+            row = self._rows[-1]
+            before = row[Step.SECONDS]  # it was committed already, and more was written since
+            row[Step.SECONDS] = seconds if before != before else before + seconds
+            self.stake.see(row[Step.TIME] + seconds, int(row[Step.STEP]))
+        if decision and len(self._decided) < BATCH:
+            self._decided.append((time.time(), decision))
 
     def safe(self, step: int, *, under_way: bool = False) -> None:
         """The commit of all steps up to this one has been made; under_way: has begun."""
@@ -132,18 +139,14 @@ class Course:
         """Since attach."""
         return clock() - self._began
 
-    def decided(self, decision: Decided) -> None:
-        """A scheduler has committed the step that was added last."""
-        if len(self._decided) < BATCH:
-            self._decided.append((time.time(), decision))
-
     def rolled_back(self, step: int) -> None:
         """The store went back to its last commit, which holds so many steps."""
         if self._store.epoch != self._epoch:
-            self._safe = []
-        rows = (*self._safe, *self._rows)
+            self._safe, self._safe_decided = [], []
+        rows, decided = (*self._safe, *self._rows), (*self._safe_decided, *self._decided)
         self._safe, self._rows = [], [row for row in rows if row[Step.STEP] <= step]
-        self._decided = [one for one in self._decided if one[1].step <= step]
+        self._safe_decided, self._decided = [], [one for one in decided if one[1].step <= step]
+        self._newest.pop("loss", None)
         self._count, self._due = 0, 1
         self.safe(step)
 
@@ -152,18 +155,15 @@ class Course:
     def latest(self) -> dict[str, float]:
         """Of the newest steps: loss, commit_seconds, steps_per_second; commit_share of the time
         since attach, and the most that was at stake. What is not known is not in it."""
-        elapsed = self.seconds
+        elapsed, stake = self.seconds, self.staked()
         found: dict[str, float] = {
-            "stake_seconds_most": self.stake.seconds,
-            "stake_steps_most": self.stake.steps,
+            "stake_seconds_most": stake.seconds,
+            "stake_steps_most": stake.steps,
+            **self._newest,
+            **self._of_rows(),
         }
         if elapsed > 0.0:
             found["commit_share"] = self.commit_seconds / elapsed
-        for row in self._rows:
-            if row[Step.GIVEN]:
-                found["loss"] = row[Step.LOSS]
-            if row[Step.SECONDS] == row[Step.SECONDS]:
-                found["commit_seconds"] = row[Step.SECONDS]
         if self._rows and self._marks:
             step, now = self._rows[-1][:2]
             then, first = next(
@@ -172,6 +172,22 @@ class Course:
             if now > then:
                 found["steps_per_second"] = (step - first) / (now - then)
         return found
+
+    def _of_rows(self) -> dict[str, float]:
+        """The newest loss and cost of a commit of the rows that are not in the store."""
+        found = {}
+        for row in self._rows:
+            if row[Step.GIVEN]:
+                found["loss"] = row[Step.LOSS]
+            if row[Step.SECONDS] == row[Step.SECONDS]:
+                found["commit_seconds"] = row[Step.SECONDS]
+        return found
+
+    def staked(self) -> Stake:
+        """The most that was at stake, up to the end of the newest step."""
+        if self._rows:
+            self.stake.see(self._rows[-1][Step.TIME], int(self._rows[-1][Step.STEP]))
+        return self.stake
 
     # ---- losses
 
@@ -210,6 +226,7 @@ class Course:
         self._marks.append((now, int(self._rows[-1][Step.STEP])))
         self._count += len(self._rows)
         self._due = min(BATCH, 1 + self._count // 8)
+        self._newest |= self._of_rows()
         if not self._full:
             try:
                 self._write(now)
@@ -229,6 +246,8 @@ class Course:
         first = int(self._rows[0][Step.STEP])
         if self._rollbacks != store.rollbacks:
             self._open(first)
+        if self._epoch != store.epoch:
+            self._safe, self._safe_decided = [], []  # they are committed
         rows = np.array(self._rows)
         rows[:, Step.TIME] += time.time() - clock()
         done = np.flatnonzero(rows[:, Step.SECONDS] == rows[:, Step.SECONDS])
@@ -243,10 +262,11 @@ class Course:
         if len(rows) > 1:
             self._curve.add(rows[:-1])
         assert self._before is not None
+        stake = self.staked()
         self._totals[0] = (
             self._before[Total.SECONDS] + now - self._began,
-            max(self._before[Total.STAKE], self.stake.seconds),
-            max(self._before[Total.STAKE_STEPS], self.stake.steps),
+            max(self._before[Total.STAKE], stake.seconds),
+            max(self._before[Total.STAKE_STEPS], stake.steps),
             rows[-1, Step.STEP],
         )
         if self._started is not None:
@@ -317,6 +337,7 @@ class Course:
             )
         if len(targets) + len(reasons) + len(tiers) != known:
             self._store[path] = words
+        self._safe_decided += self._decided
         self._decided = []
 
 

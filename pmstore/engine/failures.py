@@ -77,8 +77,12 @@ def _locked(path: str, what: str) -> errors.StoreLockedError:
     return error
 
 
+def _amounts(needed: int, available: int) -> str:
+    return f" ({needed:,} bytes needed, {available:,} to be had)" if needed else ""
+
+
 def _full(path: str, what: str, needed: int, available: int) -> errors.StoreFullError:
-    amounts = f" ({needed:,} bytes needed, {available:,} to be had)" if needed else ""
+    amounts = _amounts(needed, available)
     problem = f"no room in the store{amounts}: {what}. Nothing was changed"
     error = errors.StoreFullError(
         errno.ENOSPC,
@@ -182,6 +186,8 @@ def _exception(path: str, error: Any) -> Exception:
     problem = ""
     if status == _lib.PMS_E_OS:
         why = f"{os.strerror(error.sys_errno)} ({what})"
+        if error.available:
+            why += _amounts(error.needed, error.available)
         if what == "syncing a commit":
             why += (
                 ". Whether it is durable is unknown, so nothing more is written: close the store "

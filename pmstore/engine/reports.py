@@ -219,7 +219,8 @@ class Info:
     uuid: str
     recovery: Recovery
     held: bool
-    """Whether the version before the last commit can still be had: `Store.rewind`."""
+    """Whether the version before the last commit can still be had: `Store.rewind`. Of a store that
+    another process writes to it is False: that process alone knows."""
     in_doubt: bool
     """Whether it is held for a job of several ranks, which are not known to have the last
     commit."""

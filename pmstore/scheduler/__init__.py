@@ -1,6 +1,7 @@
 """When to commit, and to which target: see `CommitScheduler`, and docs/SCHEDULER.md for the theory
 and the measurements."""
 
+import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from pmstore.scheduler.agreed import Agreed
@@ -59,6 +60,10 @@ _MOVED = {
 if not TYPE_CHECKING:  # which would take every name for one of ours
 
     def __getattr__(name: str) -> NoReturn:
-        if name in _MOVED:
-            raise ImportError(f"pmstore.scheduler has no {name}: {_MOVED[name]}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in _MOVED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        told = f"pmstore.scheduler has no {name}: {_MOVED[name]}"
+        # `from pmstore.scheduler import ...`, which would make its own words of an AttributeError
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+            raise ImportError(told)
+        raise AttributeError(told)  # so that hasattr says no

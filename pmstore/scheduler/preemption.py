@@ -232,8 +232,7 @@ class PreemptionGuard:
     def __enter__(self) -> PreemptionGuard:
         if self.source.about:
             tell(self.source.about)
-        if self.source.remote:
-            self._try_source()
+        answers = not self.source.remote or self._try_source()
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
                 self._old[number] = signal.signal(number, self._on_signal)
@@ -243,7 +242,7 @@ class PreemptionGuard:
                 "enter it, or call attach(guard=...), in the main thread, or give signals=()"
             )
         self._process = os.getpid()
-        self._watch = Watch(self)
+        self._watch = Watch(self, told=not answers)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -281,8 +280,9 @@ class PreemptionGuard:
                 return True
         return False
 
-    def _try_source(self) -> None:
-        """Asks a service once, so that one that is not there is heard of at the start."""
+    def _try_source(self) -> bool:
+        """Asks a service once, so that one that is not there is heard of at the start. Returns
+        whether it answers."""
         try:
             self.look()
         except OSError as error:
@@ -290,6 +290,8 @@ class PreemptionGuard:
                 f"PreemptionGuard({self.source.name!r}): {error}. So no notice will come from it, "
                 "unless it answers later; signals still count"
             )
+            return False
+        return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self._woken:

@@ -27,8 +27,10 @@ class Watch:
     runs between two of the program's own instructions.
     """
 
-    def __init__(self, guard: PreemptionGuard) -> None:
+    def __init__(self, guard: PreemptionGuard, *, told: bool = False) -> None:
+        """told: it is known, and was said, that the source does not answer now."""
         self._guard = weakref.ref(guard)
+        self._failures = _FAILURES if told else 0  # in a row
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if guard.source.look is not None:
@@ -55,7 +57,6 @@ class Watch:
         _thread.start_new_thread(until, ())
 
     def _ask(self) -> None:
-        failures = 0
         while True:
             guard = self._guard()
             if guard is None:
@@ -64,10 +65,10 @@ class Watch:
             try:
                 if guard.look():
                     guard.wake()
-                failures = 0
+                self._failures = 0
             except Exception as error:  # the source can be anything
-                failures += 1
-                if failures == _FAILURES:
+                self._failures += 1
+                if self._failures == _FAILURES:
                     tell(f"a source of notices fails ({guard.source.name}): {error!r}")
             del guard
             if self._closed.wait(every):

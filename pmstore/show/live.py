@@ -14,12 +14,15 @@ from pmstore.base.words import counted
 from pmstore.course.reading import Told
 from pmstore.show.curve import curve
 from pmstore.show.gathered import RunState
-from pmstore.show.terminal import printable
+from pmstore.show.terminal import printable, wrapped
 from pmstore.show.watched import Watched, resident_bytes
 from pmstore.show.words import number, seconds, size
 
-_BESIDE = 18
-"""Columns that a panel takes beside a curve."""
+_TITLES = 8
+_BESIDE = 4 + _TITLES + 2
+"""Columns that a panel takes beside a text: its frame, and the titles."""
+_CURVE = _BESIDE + 4
+"""And beside a curve."""
 
 
 def frame(stores: Sequence[Watched], width: int, height: int, blocks: bool) -> RenderableType:
@@ -30,83 +33,92 @@ def frame(stores: Sequence[Watched], width: int, height: int, blocks: bool) -> R
 
 
 def _panel(of: Watched, width: int, lines: int, blocks: bool) -> RenderableType:
-    rows = Table.grid(padding=(0, 2, 0, 0))
-    rows.add_column(style="cyan", no_wrap=True)
-    rows.add_column(ratio=1)
-    rows.add_row("state", state(of))
+    rows = _Rows(width - _BESIDE)
+    rows.add("state", *state(of))
     if of.problem:
-        _row(rows, "", of.problem, "yellow")
+        rows.add("", of.problem, "yellow")
     if of.told is not None:
         info = of.told.info
         for run in of.told.runs:
-            _run(rows, of, run, width - _BESIDE, lines, blocks)
+            _run(rows, of, run, width - _CURVE, lines, blocks)
         told = f"{size(info.used_bytes)} used of a file of {size(info.file_bytes)}"
-        _row(rows, "store", f"{info.epoch:,} commits, {told}, domain {info.domain}")
+        rows.add("store", f"{info.epoch:,} commits, {told}, domain {info.domain}")
     title = Text(printable(str(of.path)), "bold")
     border = "green" if of.live else "dim"
-    return Panel(rows, title=title, title_align="left", border_style=border)
+    return Panel(rows.table, title=title, title_align="left", border_style=border)
 
 
-def _row(rows: Table, title: str, text: str, style: str = "") -> None:
-    """As it is: what is in a store neither colours the terminal nor steers it."""
-    rows.add_row(title, Text(printable(text), style))
+class _Rows:
+    """Titles, and what is told beside them."""
+
+    def __init__(self, columns: int) -> None:
+        """columns: of a text."""
+        self.table = Table.grid(padding=(0, 2, 0, 0))
+        self.table.add_column(style="cyan", no_wrap=True, min_width=_TITLES)
+        self.table.add_column(ratio=1)
+        self._columns = columns
+
+    def add(self, title: str, text: str, style: str = "") -> None:
+        """As it is: what is in a store neither colours the terminal nor steers it."""
+        lines = wrapped(printable(text), self._columns)
+        self.table.add_row(title, Text("\n".join(lines), style))
 
 
-def state(of: Watched) -> Text:
-    """Whether a program trains in it, and how that ended."""
+def state(of: Watched) -> tuple[str, str]:
+    """Whether a program trains in it, and how that ended; and the style to say it in."""
     if of.live:
         pids = [pid for pid in of.writers if pid]
         who = ", ".join(f"process {pid}" for pid in pids) or "a process elsewhere"
         memory = sum(filter(None, map(resident_bytes, pids)))
-        return Text(f"open for writing by {who}" + (f", {size(memory)} of memory" * bool(memory)))
+        return f"open for writing by {who}" + (f", {size(memory)} of memory" * bool(memory)), ""
     if of.told is None:
-        return Text("cannot be read", "yellow")
+        return "cannot be read", "yellow"
     step = max((run.step for run in of.told.runs), default=None)
     at = "" if step is None else f" at step {step:,}"
     if not of.lived and not of.clean:
         told = "nobody writes to it, and who did was killed: this is its last commit"
-        return Text(f"{told}{at and ','}{at}", "red")
+        return f"{told}{at and ','}{at}", "red"
     if not of.lived:
-        return Text(f"nobody writes to it: this is its last commit{at and ','}{at}")
+        return f"nobody writes to it: this is its last commit{at and ','}{at}", ""
     if of.clean:
-        return Text(f"ended: closed{at}", "green")
-    return Text(f"its process died: the store is as of its last commit{at and ','}{at}", "red")
+        return f"ended: closed{at}", "green"
+    return f"its process died: the store is as of its last commit{at and ','}{at}", "red"
 
 
-def _run(rows: Table, of: Watched, run: RunState, width: int, lines: int, blocks: bool) -> None:
+def _run(rows: _Rows, of: Watched, run: RunState, width: int, lines: int, blocks: bool) -> None:
     rate = f", {number(of.rate(run))} steps a second" if of.live else ""
-    _row(rows, "run", f"{run.name}: step {run.step:,}{rate}, data epoch {run.data_epoch:,}")
+    rows.add("run", f"{run.name}: step {run.step:,}{rate}, data epoch {run.data_epoch:,}")
     course = run.course
     if course is None:
-        _row(rows, "", "its program keeps no course", "dim")
+        rows.add("", "its program keeps no course", "dim")
         return
     whole = list(course.whole())
     losses = [one.loss for one in whole]
     drawn = curve(losses, max(width, 10), lines, blocks)
     if drawn:
         last = next(loss for loss in reversed(losses) if loss == loss)
-        _row(rows, "loss", number(last))
-        rows.add_row("", Text("\n".join(drawn), "green", no_wrap=True))
+        rows.add("loss", number(last))
+        rows.table.add_row("", Text("\n".join(drawn), "green", no_wrap=True))
     if bad := sum(one.bad for one in whole):
-        _row(rows, "", f"{bad:,} losses were not finite", "red")
-    _row(rows, "commits", commits(course))
+        rows.add("", f"{bad:,} losses were not finite", "red")
+    rows.add("commits", commits(course))
     if course.seconds == course.seconds:
-        _row(rows, "at risk", at_risk(course))
+        rows.add("at risk", at_risk(course))
     if course.decisions:
         made = course.decisions[-1]
         told = f"at step {made.step:,} to {made.target}: {made.reason}"
         costs = f"at risk {seconds(made.risk)}, expected cost {seconds(made.cost)}"
-        _row(rows, "decision", f"{told}; {costs}")
+        rows.add("decision", f"{told}; {costs}")
     for tier in course.tiers:
         told = f"{tier.name}: epoch {tier.epoch:,}"
         if tier.under_way is None:
-            _row(rows, "tier", told + ("; the last flush failed" if tier.failed else ""))
+            rows.add("tier", told + ("; the last flush failed" if tier.failed else ""))
         else:
             bar = ProgressBar(total=1.0, completed=tier.share, width=20)
             line = Table.grid(padding=(0, 1, 0, 0))
             under_way = f"; {tier.under_way:,} at {tier.share:.0%}"
             line.add_row(Text(printable(told + under_way)), bar)
-            rows.add_row("tier", line)
+            rows.table.add_row("tier", line)
 
 
 def commits(course: Told) -> str:

@@ -68,7 +68,7 @@ def _report(stores: Sequence[Reported], points: int, now: float) -> str:
         "tiers": ("Tiers and epochs", _tiers(stores, points // 2)),
         "starts": ("Starts of the program", _starts(panels)),
     }
-    links = "".join(f'<a href="#{at}">{name}</a>' for at, (name, _) in sections.items())
+    links = " ".join(f'<a href="#{at}">{name}</a>' for at, (name, _) in sections.items())
     body = (
         f'<a class="skip" href="#overview">To the content</a><header>'
         f"<h1>pmstore report: {escape(title)}</h1>"
@@ -204,7 +204,7 @@ def _charts(panels: Sequence[_Panel], *kinds: str) -> str:
 
 def _chart(chart: Chart) -> str:
     keys = [(line.kind, line.label) for line in chart.lines]
-    keys += [(marks.kind, marks.label) for marks in chart.marks if len(marks.x)]
+    keys += [(marks.kind, marks.label) for marks in chart.marks if marks.label and len(marks.x)]
     legend = "".join(
         f'<span><i class="key {kind}"></i>{escape(label)}</span>' for kind, label in keys
     )

@@ -34,7 +34,7 @@ def _where(one: Stretch) -> str:
 def _loss(course: Told, whole: list[Stretch], told: list[Stretch], name: str) -> Chart:
     commits = [float(one.last) for one in whole if one.commits]
     starts = [one for one in course.starts[-_TITLED:] if one.step]
-    decisions = course.decisions[-_TITLED:]
+    older, decisions = course.decisions[:-_TITLED], course.decisions[-_TITLED:]
     wide = any(one.loss_min < one.loss_max for one in told)
     return Chart(
         name,
@@ -50,6 +50,7 @@ def _loss(course: Told, whole: list[Stretch], told: list[Stretch], name: str) ->
         ],
         marks=[
             Marks("commit", commits, "commit"),
+            Marks("", [float(one.step) for one in older], "decision"),
             Marks(
                 "decided by the scheduler",
                 [float(one.step) for one in decisions],

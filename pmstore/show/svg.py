@@ -27,7 +27,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Marks:
-    """Upright lines at places on the x axis: short ones at its foot, or of the whole height."""
+    """Upright lines at places on the x axis: short ones at its foot, or of the whole height. label:
+    for the legend; "": of those that others have said."""
 
     label: str
     x: Sequence[float]

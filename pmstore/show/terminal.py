@@ -49,6 +49,17 @@ class Column(NamedTuple):
     path: bool = False
 
 
+def wrapped(text: str, columns: int) -> list[str]:
+    """Lines of so many columns. No number leaves its unit, and no word is broken."""
+    import textwrap
+
+    kept = _TOGETHER.sub("\0", text)
+    lines = textwrap.wrap(
+        kept, max(_LEAST, columns), break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in lines] or [""]
+
+
 class Terminal:
     """An output as it is now.
 
@@ -77,17 +88,8 @@ class Terminal:
         return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
 
     def wrap(self, text: str, indent: int) -> list[str]:
-        """Lines of the text beside a column of titles. No number leaves its unit, and no word is
-        broken."""
-        if self.width is None:
-            return [text]
-        import textwrap
-
-        kept = _TOGETHER.sub("\0", text)
-        lines = textwrap.wrap(
-            kept, max(_LEAST, self.width - indent), break_long_words=False, break_on_hyphens=False
-        )
-        return [line.replace("\0", " ") for line in lines] or [""]
+        """Lines of the text beside a column of titles: see `wrapped`."""
+        return [text] if self.width is None else wrapped(text, self.width - indent)
 
     def titled(self, title: str, text: str, indent: int) -> list[str]:
         """A title, and the text beside it."""

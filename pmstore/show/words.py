@@ -26,14 +26,16 @@ def seconds(value: float) -> str:
 
     >>> seconds(0.0000123), seconds(0.25), seconds(90.0), seconds(7260.0), seconds(2e5)
     ('12.3 us', '250 ms', '1 min 30 s', '2 h 1 min', '2 d 7 h')
+    >>> seconds(0.0009996), seconds(0.9999), seconds(59.96)
+    ('1 ms', '1 s', '1 min 0 s')
     """
     if not math.isfinite(value):
         return "-"
-    if abs(value) < 1e-3:
+    if abs(value) < 0.9995e-3:  # three digits round the rest up
         return f"{value * 1e6:.3g} us"
-    if abs(value) < 1.0:
+    if abs(value) < 0.9995:
         return f"{value * 1e3:.3g} ms"
-    if abs(value) < 60.0:
+    if abs(value) < 59.95:
         return f"{value:.3g} s"
     whole = round(value)
     for unit, name, smaller, least in (
@@ -47,11 +49,11 @@ def seconds(value: float) -> str:
 def size(count: float) -> str:
     """Bytes.
 
-    >>> size(100), size(123456), size(5 << 30)
-    ('100 bytes', '120.6 KiB', '5.0 GiB')
+    >>> size(100), size(123456), size(5 << 30), size((1 << 20) - 1)
+    ('100 bytes', '120.6 KiB', '5.0 GiB', '1.0 MiB')
     """
     for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
+        if count < (1024 if unit == "bytes" else 1023.95):
             return counted(round(count), "byte") if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"

@@ -46,7 +46,11 @@ class DataLoops:
         empty = True
         while True:
             watch.ask()
-            loaded = reader.load(epochs, place.again, careful=place.ahead > 0)
+            try:
+                loaded = reader.load(epochs, place.again, careful=place.ahead > 0)
+            except Exception:
+                steps.leave()  # who stops a job may have ended the loader's processes as well
+                raise
             if loaded is None:
                 break
             empty = False

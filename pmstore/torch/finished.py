@@ -13,6 +13,7 @@ import torch
 
 from pmstore.course.writer import clock
 from pmstore.errors import TransactionError
+from pmstore.scheduler.warned import tell
 
 if TYPE_CHECKING:
     from pmstore.torch.steps import Steps  # upward: a commit of them is one of the run
@@ -29,6 +30,8 @@ _LOADING = frozenset(
     for name in ("batches", "loader", "map_loader", "replay", "samples", "source")
 )
 _LOCKED = frozenset(("threading", "logging"))  # a commit that flushes may need their locks
+_WAITING = frozenset(("wait", "wait_for", "join", "acquire", "_wait_for_tstate_lock"))
+"""Functions of threading that hold none of its own."""
 
 
 class Finished:
@@ -50,6 +53,7 @@ class Finished:
         self._most = _MOST_BYTES
         self._at = time.monotonic()
         self._thread = threading.get_ident()  # that ends steps
+        self._told = False  # that a commit for a notice failed
 
     def begin(self) -> None:
         """A step is about to end."""
@@ -112,7 +116,17 @@ class Finished:
             return True
         if _inside(frame):
             return False
-        self.keep("preemption notice")
+        try:
+            self.keep("preemption notice")
+        except Exception as error:
+            # The program is anywhere, and may take an error for its own, or drop it.
+            if not self._told:
+                self._told = True
+                tell(
+                    "a preemption notice has come, and the commit of the finished steps failed; it "
+                    f"is tried again: {error}"
+                )
+            return False
         return True
 
     def keep(self, reason: str) -> bool:
@@ -128,6 +142,7 @@ class Finished:
             return False
         if steps.store._guards.half_of_others(steps) or not self._alone():
             return False
+        began = clock()
         ended, steps.begun.ended = steps.begun.ended, True  # one that has begun has not written
         try:
             steps.schedule.keep(reason)
@@ -135,7 +150,7 @@ class Finished:
             steps.begun.ended = ended
         self._sum = None
         steps.begun.committed()
-        steps.committed()
+        steps.committed(began)
         return True
 
     def none_lost(self) -> bool:
@@ -151,11 +166,12 @@ class Finished:
         Raises: what a commit raises.
         """
         steps = self._steps
+        began = clock()
         steps.store.refuse_half(but=steps)
         steps.schedule.keep(reason)
         self._sum = None
         steps.begun.end(committed=True)
-        steps.committed()
+        steps.committed(began)
 
     @contextmanager
     def validation(self) -> Iterator[None]:
@@ -167,9 +183,11 @@ class Finished:
         if steps.job is None and steps.store.written():
             self.commit("before a validation")
         began = clock()
-        with steps.schedule.paused():
-            yield
-        steps.course.stake.pause(clock() - began)
+        try:
+            with steps.schedule.paused():
+                yield
+        finally:
+            steps.course.stake.pause(clock() - began)
 
 
 def _inside(frame: FrameType | None) -> bool:
@@ -177,7 +195,9 @@ def _inside(frame: FrameType | None) -> bool:
     that a commit may need. While it waits for a batch it is not: that leaves the store alone."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module in _LOCKED or (module.startswith("pmstore.") and module not in _LOADING):
+        if module in _LOCKED and frame.f_code.co_name not in _WAITING:
+            return True
+        if module.startswith("pmstore.") and module not in _LOADING:
             return True
         frame = frame.f_back
     return False

@@ -115,9 +115,10 @@ class Run:
         step, committed_step, data_epoch, batch; epoch: commits of the store over all its life;
         commits, rollbacks: of the run in this process. loss: the newest that is known.
         steps_per_second: over some seconds. commit_seconds, commit_seconds_mean: that `commit` kept
-        the program, where it committed; commit_share: of the time since attach. written_bytes: by
-        commits since the open. used_bytes, free_bytes, file_bytes: of the store; process_bytes:
-        resident memory of this process.
+        the program, where it committed; commit_share: of the time since attach. stake_seconds_most,
+        stake_steps_most: that passed from one commit to the next. written_bytes: by commits since
+        the open. used_bytes, free_bytes, file_bytes: of the store; process_bytes: resident memory
+        of this process.
 
         With a policy: failures_per_second, as estimated; target/<name>/cost_seconds and
         target/<name>/risk_seconds (see `pmstore.scheduler.Decision`). For each tier that was

@@ -125,7 +125,7 @@ class Schedule:
 
     Attributes:
         scheduler: None: every step commits.
-        decision: of the scheduler, about the step that was ended last.
+        decision: of the scheduler, about the last commit, or the step that was ended last.
         pending: the commit of the step that was ended last, if it was not waited for.
         unasked: the program gave a policy, and has ended no step by `end_step` yet.
     """
@@ -277,18 +277,18 @@ class Schedule:
 
     def stop(self) -> None:
         """Told to stop, and no step is under way: commits what is finished."""
-        before = self._store.epoch
+        before, self._wait, self.decision = self._store.epoch, True, NOTHING
         if self.scheduler is not None:
-            self.scheduler.wind_up()
+            self.decision = self.scheduler.wind_up()
         if self._store.epoch == before:
             self._store.commit()
         self._finish(True)
 
     def keep(self, reason: str) -> None:
         """Commits what is finished, now, whatever the policy says."""
-        before = self._store.epoch
+        before, self._wait, self.decision = self._store.epoch, True, NOTHING
         if self.scheduler is not None:
-            self.scheduler.commit(reason=reason)
+            self.decision = self.scheduler.commit(reason=reason)
             if self.guard is not None and self.guard.noticed():
                 self.scheduler.announce()
         if self._store.epoch == before:

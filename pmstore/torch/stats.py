@@ -40,12 +40,13 @@ class RunStats:
 
 def stats_of(steps: Steps) -> RunStats:
     course = steps.course
+    stake = course.staked()
     return RunStats(
         **steps.counts,
         seconds=course.seconds,
         commit_seconds=course.commit_seconds,
-        stake_seconds=course.stake.seconds,
-        stake_steps=course.stake.steps,
+        stake_seconds=stake.seconds,
+        stake_steps=stake.steps,
     )
 
 

@@ -183,19 +183,18 @@ class Steps:
             if self.begun.ended:
                 self.begun.end(committed=committed and self.pending is None)
         if committed:
-            self.course.committed(clock() - began)
-            if self.schedule.decision:
-                self.course.decided(self.schedule.decision)
-            self.committed()
+            self.committed(began)
         elif self.job is None:
             self.done.set()
         return committed
 
-    def committed(self) -> None:
-        """All finished steps are, or will be as soon as the commit under way is over."""
+    def committed(self, began: float) -> None:
+        """All finished steps are, or will be as soon as the commit under way is over. began: when
+        that was."""
         self.progress.settle()
         self.counts["commits"] += 1
         self.loss = self.given
+        self.course.committed(clock() - began, self.schedule.decision)
         self.course.safe(self.progress.finished, under_way=self.pending is not None)
         if self.pending is None:
             self.schedule.flush()
@@ -208,9 +207,10 @@ class Steps:
         if not (self.attached and self.schedule.told) or self._why() or self.store.in_transaction:
             return
         if self.progress.finished != self.progress.committed:
+            began = clock()
             self.schedule.stop()
             self.begun.end(committed=True)
-            self.committed()
+            self.committed(began)
 
     def leave(self) -> None:
         """Before a batch is given out: if the guard was told to stop, the program ends, unless the

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +398,79 @@ def test_a_transaction_block_is_not_committed_by_a_notice(path: Path) -> None:
             store["half"] = 1
             raise Boom
         assert "half" not in store
+
+
+def test_a_notice_while_the_program_waits_for_a_thread(path: Path) -> None:
+    """As for an evaluation in an executor."""
+    with pmstore.open(path) as store, ThreadPoolExecutor(1) as executor:
+        run, model, optimizer = make(store, policy=NEVER, guard=PreemptionGuard())
+        one_step(run, model, optimizer)
+
+        def told() -> bool:
+            os.kill(os.getpid(), signal.SIGTERM)
+            end = time.monotonic() + LIMIT
+            while run.committed == 0 and time.monotonic() < end:
+                time.sleep(0.001)
+            return run.committed == 1
+
+        assert executor.submit(told).result()
+
+
+def test_a_commit_for_a_notice_that_fails_is_told_once_and_tried_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in the middle of the program would be taken for its own."""
+    tries: list[None] = []
+    with pmstore.open(path) as store:
+        run, model, optimizer = make(store, policy=NEVER, guard=PreemptionGuard())
+        one_step(run, model, optimizer)
+        keep = run._steps.schedule.keep
+
+        def full(reason: str) -> None:
+            tries.append(None)
+            if len(tries) < 3:
+                raise OSError(28, "No space left on device")
+            keep(reason)
+
+        monkeypatch.setattr(run._steps.schedule, "keep", full)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(lambda: run.committed == 1)
+        assert len(tries) == 3
+        assert ["No space left" in str(one.message) for one in heard] == [True]
+
+
+def test_a_loader_whose_processes_were_told_too(path: Path) -> None:
+    """As Slurm does: it signals every process of the job, and workers end at once."""
+
+    class Workers:
+        ended = False
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for _ in range(6):
+                if self.ended:
+                    raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+                yield torch.ones(1)
+
+    for told in (True, False):
+        loader = Workers()
+        with (
+            pytest.raises(SystemExit if told else RuntimeError) as end,
+            pmstore.open(path) as store,
+        ):
+            run, model, optimizer = make(
+                store, policy=NEVER, guard=PreemptionGuard(), loader=loader
+            )
+            for _ in run.batches(epochs=2):
+                one_step(run, model, optimizer)
+                if run.step in (3, 8):
+                    loader.ended = True
+                    if told:
+                        os.kill(os.getpid(), signal.SIGTERM)
+        if told:
+            assert getattr(end.value, "code", None) == 0
+        assert steps_of(path, loader=Workers()) == (3 if told else 8)
 
 
 def test_another_handler_that_came_later_is_never_woken(path: Path) -> None:

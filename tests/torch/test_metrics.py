@@ -142,6 +142,46 @@ def test_a_roll_back_and_a_rewind_take_the_course_along(store: pmstore.Store) ->
     assert 40 < max(one.last for one in told(store).whole()) <= 50
 
 
+def test_what_a_validation_commits_is_in_the_course(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit, and that a roll back after it takes nothing of that away."""
+    monkeypatch.setattr("pmstore.course.writer.FRESH_SECONDS", 0.0)  # each step's row at once
+    run, step = begin(store, policy=EveryN(4))
+    for _ in range(5):
+        run.end_step(step())
+    with run.validation():
+        pass
+    assert run.metrics()["commits"] == 2
+    run.end_step(step())
+    run.rollback()
+    run.end_step(step())
+    store.commit()
+    of = told(store)
+    whole = list(of.whole())
+    assert [one.last for one in whole] == [1, 2, 3, 4, 5, 6]
+    assert [one.commits for one in whole] == [0, 0, 0, 1, 1, 0]
+    assert [one.reason for one in of.decisions] == ["every 4 steps", "before a validation"]
+
+
+def test_numbers_of_steps_that_are_not_committed(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss now and then, a commit now and then: the newest are told at every step."""
+    monkeypatch.setattr("pmstore.course.writer.FRESH_SECONDS", 0.0)
+    run, step = begin(store, policy=EveryN(4))
+    for number in range(1, 11):
+        loss = step()
+        run.end_step(loss if number % 5 == 0 else None)
+        found = run.metrics()
+        assert ("loss" in found, "commit_seconds" in found) == (number >= 5, number >= 4)
+        assert found["stake_steps_most"] == min(number, 4)
+    assert found["loss"] == loss.item()
+    assert run.stats().stake_steps == 4
+    run.rollback()
+    assert "loss" not in run.metrics()  # it was that of a step that is taken back
+
+
 def test_a_resumed_run_has_one_curve(store: pmstore.Store, path: Path) -> None:
     run, step = begin(store, loader=[1.0] * 20)
     for _ in run.batches():

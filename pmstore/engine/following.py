@@ -1,0 +1,55 @@
+"""Waiting for commits of another process, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+_PAUSE_SECONDS = 0.1
+"""Between two looks for a new commit, at most."""
+
+
+class Following:
+    """What `Store.follow` gives: epochs, to a `for`, or to an `async for`, during which the event
+    loop goes on."""
+
+    def __init__(
+        self, refresh: Callable[[], bool], epoch: Callable[[], int], timeout_seconds: float | None
+    ) -> None:
+        self._refresh = refresh
+        self._epoch = epoch
+        self._timeout = timeout_seconds
+
+    def _pauses(self) -> Iterator[float]:
+        """Seconds before each further look, until the time is over."""
+        began, pause = time.monotonic(), _PAUSE_SECONDS / 16
+        while self._timeout is None or time.monotonic() - began < self._timeout:
+            yield pause
+            pause = min(2 * pause, _PAUSE_SECONDS)
+
+    def __iter__(self) -> Following:
+        return self
+
+    def __next__(self) -> int:
+        if self._refresh():
+            return self._epoch()
+        for pause in self._pauses():
+            time.sleep(pause)
+            if self._refresh():
+                return self._epoch()
+        raise StopIteration
+
+    def __aiter__(self) -> Following:
+        return self
+
+    async def __anext__(self) -> int:
+        import asyncio  # which takes long, and few want it
+
+        # in a thread: it waits for the writer's answer, and reads the names
+        if await asyncio.to_thread(self._refresh):
+            return self._epoch()
+        for pause in self._pauses():
+            await asyncio.sleep(pause)
+            if await asyncio.to_thread(self._refresh):
+                return self._epoch()
+        raise StopAsyncIteration
