@@ -300,7 +300,7 @@ def run(
             "max_epochs": 3,
             "accelerator": "cpu",
             "logger": False,
-            "enable_checkpointing": "saving" in which,
+            "enable_checkpointing": "saving" in which or which == "topk",
             "enable_progress_bar": False,
             "enable_model_summary": False,
             "callbacks": callbacks,
