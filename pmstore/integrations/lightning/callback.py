@@ -140,7 +140,8 @@ class PmstoreCallback(Callback):
         """One of those for training, in the order of the Trainer's."""
         if self._loaders and self._loaders[0].looped:  # it takes its loaders anew
             self._close_loaders()
-            self._places = []
+            if not self._resumes or self._started:  # else it had done so for `configure_optimizers`
+                self._places = []
         index = len(self._loaders)
         placed = PlacedLoader(loader, lambda begins: self._asked(index, begins))
         self._loaders.append(placed)
@@ -352,8 +353,8 @@ class PmstoreCallback(Callback):
         return [one.place(None) for one in self._loaders]
 
     def _go_to(self, places: list[dict[str, Any]]) -> None:
-        if self._started:
-            return  # the loaders are there already
+        if self._started or not self._loops.begun:
+            return  # the loaders are there already; or no step was stored
         self._places = places
         for one, place in zip(self._loaders, places, strict=False):
             one.go_to(place, within=self._loops.within)
