@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -29,9 +30,6 @@ _STOP = "should_training_stop"
 none for the program that is started again."""
 _NEVER = 1 << 120
 """A number of steps behind every training's last. (Without a length there are 2**63 - 1 epochs.)"""
-
-
-_log = logging.getLogger("pmstore")
 
 
 class PmstoreTrainerCallback(TrainerCallback):
@@ -140,15 +138,16 @@ class PmstoreTrainerCallback(TrainerCallback):
         assert self._args is not None
         if not stored.finished or _longer(stored.settings, self._args):
             return False
-        told = f"the training in {self._place()} had ended at step {state.global_step}"
         if state.global_step >= state.max_steps:
-            _log.info(f"{told}: there is nothing to train")
             return True
         if _STOP in self._changed:
             return False
-        _log.warning(
-            f"{told} of {state.max_steps}, by control.{_STOP}, as EarlyStoppingCallback does: "
-            f"nothing is trained. PmstoreTrainerCallback(..., changed=[{_STOP!r}]) goes on with it"
+        warnings.warn(
+            f"the training in {self._place()} had ended at step {state.global_step} of "
+            f"{state.max_steps}, by control.{_STOP}, as EarlyStoppingCallback does: nothing is "
+            f"trained. PmstoreTrainerCallback(..., changed=[{_STOP!r}]) goes on with it",
+            RuntimeWarning,
+            stacklevel=3,
         )
         return True
 
