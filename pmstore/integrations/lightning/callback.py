@@ -306,9 +306,7 @@ class PmstoreCallback(Callback):
                 if trainer.should_stop
                 else ""
             )
-            rank_zero_info(
-                f"the training in {self.store.path} had ended{how}: nothing was trained"
-            )
+            rank_zero_info(f"the training in {self.store.path} had ended{how}: nothing was trained")
             self._metrics.show()
             rng.restore(self._generators)
 
