@@ -110,7 +110,7 @@ class Reader:
 
     def go_to(self, behind: Position) -> None:
         self.behind = behind
-        self._batches = None
+        self._batches = self._begun = None
 
     def begin(self) -> None:
         """Opens a new epoch now, and not with its first batch: it draws as `iter(loader)` does.

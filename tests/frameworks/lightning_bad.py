@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from lightning_work import DATA, Net, Pair, loader
 
 import pmstore
 from pmstore.integrations.lightning import PmstoreCallback, PmstoreCheckpointIO
+from pmstore.scheduler import EveryN
 from pmstore.torch import ChangedError, MismatchError
 
 
@@ -34,7 +36,7 @@ def trainer_of(*callbacks: Any, **settings: Any) -> L.Trainer:
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    return L.Trainer(**{**quiet, **settings, "callbacks": list(callbacks)})
+    return L.Trainer(**{**quiet, "callbacks": list(callbacks), **settings})
 
 
 def fit(callback: Any, module: Any = None, data: Any = None, **settings: Any) -> L.Trainer:
@@ -148,6 +150,12 @@ def ends(path: str) -> None:
     again = trainer_of(PmstoreCallback(path + "2"), max_epochs=5)
     again.fit(Net(), loader(DATA))
     assert again.global_step == stopped.global_step == 3
+    further = trainer_of(PmstoreCallback(path + "2", accept=["should_stop"]), max_epochs=2)
+    with pytest.raises(ChangedError, match="max_epochs"):
+        further.fit(Net(), loader(DATA))
+    further = trainer_of(PmstoreCallback(path + "2", accept=["should_stop"]), max_epochs=5)
+    further.fit(Net(), loader(DATA))
+    assert further.global_step == 3 + 4 * 8  # an epoch that was stopped is over
 
     class Fails(L.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
@@ -165,6 +173,67 @@ def ends(path: str) -> None:
         pmstore.open(path + "4", "r")
     trainer_of(PmstoreCallback(path + "5"), barebones=True).fit(Net(), loader(DATA))
     assert pmstore.open(path + "5", "r")["run/progress"][0] == 8
+
+
+def ended_amid(path: str) -> None:
+    """By an exit and by Ctrl-C in a hook: on a disk what the policy left pending is committed, if
+    nothing of the next step was written."""
+
+    class Ends(L.Callback):
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 5:
+                raise self.error
+
+    def trainer(*callbacks: Any) -> L.Trainer:
+        kept = PmstoreCallback(path, max_loss=1e3, options={"domain": "file"})
+        return trainer_of(*callbacks, kept)
+
+    for error in (SystemExit(3), KeyboardInterrupt()):
+        with pytest.raises(SystemExit):
+            trainer(Ends(error)).fit(Net(), loader(DATA))
+        with pmstore.open(path) as store:
+            assert store["run/progress"][0] == 5
+        path += "2"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from then on
+    path = path[:-1]
+    again = trainer()
+    again.fit(Net(), loader(DATA))
+    assert again.global_step == 8
+
+
+def tiers_and_policy(path: str) -> None:
+    """The callback's go to `attach`."""
+
+    class Looks(L.Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            run = callback.run
+            assert run is not None
+            committed.append((run.step, run.committed))
+            if run.step == 4:
+                run.keep("four")
+
+    committed: list[tuple[int, int]] = []
+    callback = PmstoreCallback(path, policy=EveryN(3), tiers={"disk": path + ".tier"})
+    trainer = fit(callback, callbacks=[Looks(), callback])
+    assert trainer.global_step == 8
+    # (`keep` commits what is finished)
+    assert committed[:6] == [(0, 0), (1, 0), (2, 0), (3, 3), (4, 3), (5, 4)]
+    with pmstore.open(path) as store:
+        weights = store["run/model/net.0.weight"].clone()
+        store.flush("disk", wait=True)
+        assert store["run/progress"][0] == 8
+    pmstore.restore(path + "2", path + ".tier")
+    callback = PmstoreCallback(path + "2", policy=EveryN(3), tiers=["disk"])
+    again = fit(callback)
+    assert again.global_step == 8
+    assert torch.equal(again.lightning_module.net[0].weight, weights)
+    with pytest.raises(ValueError, match="nowhere"):
+        fit(PmstoreCallback(path + "3", tiers=["nowhere"]))
+    with pytest.raises(TypeError, match="max_loss"):
+        fit(PmstoreCallback(path + "4", policy=EveryN(3), max_loss=1.0))
 
 
 def goes_on(path: str) -> None:

@@ -20,7 +20,12 @@ import torch
 # which the first optimizer of a process imports: here once, in the fork server
 import torch._dynamo
 import torchmetrics
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+)
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import nn
@@ -152,6 +157,17 @@ class Bare(Net):
         pass
 
 
+class Asks(Net):
+    """Its schedule depends on how many steps there will be: Lightning takes the loaders for it
+    before the run is attached."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), 0.01)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = lr_scheduler.OneCycleLR(optimizer, 0.05, steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Two(Net):
     """A batch of two loaders."""
 
@@ -269,6 +285,15 @@ def program(which: str, folder: str) -> tuple[Any, tuple[Any, ...], dict[str, An
         return Net(), (loader(DATA),), {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
     if which == "compiled":
         return torch.compile(Bare(), backend="eager"), (loader(DATA),), {}
+    if which == "asks":
+        return (
+            Asks(),
+            (Module(),),
+            {
+                "reload_dataloaders_every_n_epochs": 1,
+                "callbacks": [GradientAccumulationScheduler({0: 1, 1: 3})],
+            },
+        )
     if which == "saving":
         saves = ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1)
         return (Net(), (loader(DATA),), {"callbacks": [saves], "plugins": [PmstoreCheckpointIO()]})

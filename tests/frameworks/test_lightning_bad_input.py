@@ -20,7 +20,7 @@ def server() -> Iterator[ForkServer]:
     "what",
     [
         *("given_twice", "added_late", "refused", "changed", "checkpoint_given", "ends"),
-        *("goes_on", "checkpoints"),
+        *("goes_on", "checkpoints", "ended_amid", "tiers_and_policy"),
     ],
 )
 def test_lightning(tmp_path: Path, server: ForkServer, what: str) -> None:

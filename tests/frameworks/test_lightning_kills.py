@@ -25,6 +25,7 @@ PLACES = {
     "workers": ["step"],
     "scaled": ["step"],
     "compiled": ["batch end"],
+    "asks": ["step", "epoch end"],
     "saving": ["step"],
 }
 """Of each program, where it dies."""

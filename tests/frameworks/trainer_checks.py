@@ -3,6 +3,7 @@ has one process import the library for all of them."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -15,9 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_work import Kill, Masked, found, make
+from trainer_work import Kill, Masked, Plain, found, make
 from transformers import TrainerCallback
 
+import pmstore
 from pmstore.integrations.transformers import PmstoreTrainerCallback
 from pmstore.torch import AttachError, ChangedError
 
@@ -194,6 +196,77 @@ def an_exception(ack: Ack, folder: str) -> None:
     trainer.remove_callback(raising)
     trainer.train(resume_from_checkpoint=callback.folder())
     assert trainer.state.global_step == 5
+
+
+class Stop(TrainerCallback):
+    """Ends the training, in one way or another."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if state.global_step == 3 and self.error is not None:
+            raise self.error
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        control.should_training_stop |= state.global_step == 3
+
+
+def goes_on_after_its_end(ack: Ack, folder: str) -> None:
+    """Longer than it was to be, or than a callback let it be."""
+    torch.set_num_threads(1)
+
+    def trained(name: str, steps: int, *others: TrainerCallback, **given: Any) -> Any:
+        callback = PmstoreTrainerCallback(Path(folder, name), size="8MiB", **given)
+        trainer = make(SHORT, Path(folder), [callback, *others], max_steps=steps)
+        trainer.train(resume_from_checkpoint=callback.folder())
+        return trainer
+
+    assert trained("long.pm", 5).state.global_step == 5
+    assert trained("long.pm", 9, changed=["max_steps"]).state.global_step == 9
+    assert trained("stopped.pm", 9, Stop()).state.global_step == 3
+    with pytest.warns(RuntimeWarning, match="had ended at step 3 of 9"):
+        assert trained("stopped.pm", 9).state.global_step == 3
+    further = trained("stopped.pm", 9, changed=["should_training_stop"])
+    whole = trained("whole.pm", 9)
+    for name in ("model", "optimizer", "steps", "scheduler", "flos"):
+        assert found(further, 0.0)[name] == found(whole, 0.0)[name], name
+
+
+def ended_by_an_error(ack: Ack, folder: str) -> None:
+    """On a disk, what the policy left pending is committed at the program's end."""
+    path = Path(folder, "run.pm")
+    for number, error in enumerate((SystemExit(3), KeyboardInterrupt())):
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(1)
+            kept = PmstoreTrainerCallback(path, size="8MiB", domain="file", max_loss=1e3)
+            trainer = make({**SHORT, "model": Plain}, Path(folder), [kept, Stop(error)])
+            try:
+                trainer.train(resume_from_checkpoint=kept.folder())
+            except BaseException:
+                atexit._run_exitfuncs()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pmstore.open(path) as store:
+            assert store["run/progress"][0] == 3, number
+
+
+def losses(ack: Ack, folder: str) -> None:
+    """Each step has the loss that the Trainer would log for it alone."""
+    torch.set_num_threads(1)
+    found: list[float | None] = []
+
+    class Looks(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            found.append(callback.run.metrics().get("loss"))
+
+    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), size="8MiB")
+    more = {"logging_steps": 1, "gradient_accumulation_steps": 2}
+    trainer = make({**SHORT, **more}, Path(folder), [callback, Looks()])
+    trainer.train(resume_from_checkpoint=callback.folder())
+    logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert found[1:] == logged[:-1]
 
 
 class Before(TrainerCallback):

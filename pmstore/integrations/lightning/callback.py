@@ -68,7 +68,8 @@ class PmstoreCallback(Callback):
         tiers: names of tiers of the store to flush to; or a dict, which adds them to the store
             first, `{"disk": "/mnt/run"}` (see `Store.add_tier`).
         accept: settings of the Trainer that may be other ones than those stored, such as
-            ["max_epochs"] to train on after the end.
+            ["max_epochs"] to train on after the end. "should_stop": also after an end that
+            `trainer.should_stop` brought about, as EarlyStopping and a limit of time do.
         options: for `pmstore.open`, such as {"size": "8GiB", "domain": "file"}.
 
         Errors are raised by `Trainer.fit`, before the first step: ValueError, for what cannot be
@@ -128,6 +129,8 @@ class PmstoreCallback(Callback):
         def on_train_start() -> None:
             """All that is called at each start was."""
             started(strategy)
+            if self._resumes:
+                self._loops.change()
             if self._resumes and not self._loops.within:
                 self._restore()  # here: what hooks do where an epoch begins belongs to it
 
@@ -137,7 +140,8 @@ class PmstoreCallback(Callback):
         """One of those for training, in the order of the Trainer's."""
         if self._loaders and self._loaders[0].looped:  # it takes its loaders anew
             self._close_loaders()
-            self._places = []
+            if not self._resumes or self._started:  # else it had done so for `configure_optimizers`
+                self._places = []
         index = len(self._loaders)
         placed = PlacedLoader(loader, lambda begins: self._asked(index, begins))
         self._loaders.append(placed)
@@ -165,7 +169,7 @@ class PmstoreCallback(Callback):
                 "Trainer that is started again counts these epochs anew. Use 1, or 0"
             )
         self.store = open_store(self._path_of(trainer), **self._options).__enter__()
-        self._loops, self._metrics = Loops(trainer), Metrics(trainer)
+        self._loops, self._metrics = Loops(trainer, self._accept), Metrics(trainer)
         self.run = attach(
             self.store,
             model=pieces.models_of(trainer, pl_module),
@@ -297,7 +301,12 @@ class PmstoreCallback(Callback):
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
         if self._resumes and not self._started and self._generators is not None:
             assert self.store is not None
-            rank_zero_info(f"the training in {self.store.path} had ended: nothing was trained")
+            how = (
+                ' by trainer.should_stop. accept=["should_stop"] goes on with it'
+                if trainer.should_stop
+                else ""
+            )
+            rank_zero_info(f"the training in {self.store.path} had ended{how}: nothing was trained")
             self._metrics.show()
             rng.restore(self._generators)
 
@@ -342,8 +351,8 @@ class PmstoreCallback(Callback):
         return [one.place(None) for one in self._loaders]
 
     def _go_to(self, places: list[dict[str, Any]]) -> None:
-        if self._started:
-            return  # the loaders are there already
+        if self._started or not self._loops.begun:
+            return  # the loaders are there already; or no step was stored
         self._places = places
         for one, place in zip(self._loaders, places, strict=False):
             one.go_to(place, within=self._loops.within)

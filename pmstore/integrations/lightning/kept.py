@@ -30,6 +30,11 @@ _SETTINGS = (
     "world_size",
 )
 """Of the Trainer: what the steps, or their number, depend on."""
+_STOP = "should_stop"
+"""A further name among those that may be other ones: an end that `trainer.should_stop` brought
+about is none for the program that is started again."""
+_BY_EPOCH = ("accumulate_grad_batches", "gradient_clip_val")
+"""Of the Trainer: what callbacks change where an epoch begins, as GradientAccumulationScheduler."""
 
 
 class Settings:
@@ -40,10 +45,11 @@ class Settings:
 
         Raises: ValueError: there is no such setting.
         """
-        unknown = [name for name in accept if name not in _SETTINGS]
+        names = (*_SETTINGS, _STOP)
+        unknown = [name for name in accept if name not in names]
         if unknown:
             raise ValueError(
-                f"accept={list(accept)!r}: {unknown[0]!r} is none of {', '.join(_SETTINGS)}"
+                f"accept={list(accept)!r}: {unknown[0]!r} is none of {', '.join(names)}"
             )
         self._given = {name: plain(getattr(trainer, name)) for name in _SETTINGS}
         self._accept = accept
@@ -71,10 +77,16 @@ class Settings:
 class Loops:
     """How far the Trainer is."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, accept: tuple[str, ...]) -> None:
         self._trainer = trainer
+        self._may_stop = _STOP not in accept
+        self._given = self._by_epoch()
+        self._changed: dict[str, Any] = {}  # of these, in the stored run
         self.begun: bool = False  # else there is nothing that could be gone on with
         self.within: bool = False  # an epoch
+
+    def _by_epoch(self) -> dict[str, Any]:
+        return {name: getattr(self._trainer, name) for name in _BY_EPOCH}
 
     def state_dict(self) -> dict[str, Any]:
         loop = self._trainer.fit_loop
@@ -86,13 +98,25 @@ class Loops:
             "within": epochs.started > epochs.processed,
             "fit_loop": state,
             "should_stop": bool(self._trainer.should_stop),
+            "changed": {
+                name: value
+                for name, value in self._by_epoch().items()
+                if value != self._given[name]
+            },
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         self.begun, self.within = state_dict["begun"], state_dict["within"]
         if self.begun:
             self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])
-            self._trainer.should_stop = state_dict["should_stop"]
+            self._trainer.should_stop = state_dict["should_stop"] and self._may_stop
+            self._changed = state_dict.get("changed", {})
+
+    def change(self) -> None:
+        """The Trainer's settings are those that callbacks had given it for the stored epoch. (Such
+        a callback looks at what it was given at the start, and changes nothing in mid-epoch.)"""
+        for name, value in self._changed.items():
+            setattr(self._trainer, name, value)
 
     def go_on(self) -> None:
         """Ends the Trainer's restart: nothing is to be left out, or done otherwise, any more."""

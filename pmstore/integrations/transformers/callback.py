@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +25,9 @@ from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.torch import Resume, Run, attach
 from pmstore.torch.errors import AttachError
 
+_STOP = "should_training_stop"
+"""A further name among the settings that may be other ones: an end that a callback brought about is
+none for the program that is started again."""
 _NEVER = 1 << 120
 """A number of steps behind every training's last. (Without a length there are 2**63 - 1 epochs.)"""
 
@@ -70,7 +75,8 @@ class PmstoreTrainerCallback(TrainerCallback):
             tiers: places that the store flushes to: names with a URL, path or `TierConfig` each; or
                 names of tiers that the store has.
             changed: names of the Trainer's settings that may differ from the stored ones, such as
-                "max_steps". Others are refused.
+                "max_steps". Others are refused. "should_training_stop": a training that a callback
+                ended before its last step goes on when it is started again.
             opening: as for `pmstore.open`: size, domain, ...
         """
         self.run: Run | None = None
@@ -91,6 +97,8 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._data: TrainerData | None = None
         self._settings: dict[str, Any] = {}
         self._written = 0  # step that was ended last
+        self._before: torch.Tensor | None = None  # sum of losses when the step began
+        self._loss: torch.Tensor | None = None  # of the step
         self._resuming = False  # until the first step begins
         self._quiet = _Quiet()
 
@@ -119,12 +127,29 @@ class PmstoreTrainerCallback(TrainerCallback):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         state = stored.read()
-        ended = stored.finished and not _longer(stored.settings, self._args)
-        state.global_step = _NEVER if ended else step
+        state.global_step = _NEVER if self._ended(stored, state) else step
         state.save_to_json(str(folder / "trainer_state.json"))
         save_file({}, folder / "model.safetensors")
         self._quiet.begin(self._trainer.model)
         return str(folder)
+
+    def _ended(self, stored: StoredState, state: TrainerState) -> bool:
+        """Whether nothing of the training is left."""
+        assert self._args is not None
+        if not stored.finished or _longer(stored.settings, self._args):
+            return False
+        if state.global_step >= state.max_steps:
+            return True
+        if _STOP in self._changed:
+            return False
+        warnings.warn(
+            f"the training in {self._place()} had ended at step {state.global_step} of "
+            f"{state.max_steps}, by control.{_STOP}, as EarlyStoppingCallback does: nothing is "
+            f"trained. PmstoreTrainerCallback(..., changed=[{_STOP!r}]) goes on with it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return True
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
@@ -172,7 +197,8 @@ class PmstoreTrainerCallback(TrainerCallback):
             )
         self._data = data = TrainerData(loader, args.gradient_accumulation_steps)
         self._settings = settings_of(trainer, data)
-        compare_settings(stored.settings, self._settings, self._changed)
+        changed = [name for name in self._changed if name != _STOP]
+        compare_settings(stored.settings, self._settings, changed)
         optimizer = getattr(optimizer, "optimizer", optimizer)
         self.run = attach(
             self.store,
@@ -220,6 +246,15 @@ class PmstoreTrainerCallback(TrainerCallback):
             self._end_step()
         if run.stopping:
             raise SystemExit(0)
+        assert self._trainer is not None
+        self._before = self._trainer._tr_loss.clone()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    ) -> None:
+        # before it is logged, which makes the sum nothing
+        if self._trainer is not None and self._before is not None:
+            self._loss = self._trainer._tr_loss - self._before
 
     def on_log(
         self,
@@ -240,7 +275,7 @@ class PmstoreTrainerCallback(TrainerCallback):
             state.log_history.append(last)
         else:
             self._write(finished=True)
-            self.run.commit()
+            self.run.commit(self._loss)
         self._leave()
 
     def on_train_end(
@@ -251,7 +286,7 @@ class PmstoreTrainerCallback(TrainerCallback):
     def _end_step(self) -> None:
         assert self.run is not None
         self._write(finished=False)
-        self.run.end_step()
+        self.run.end_step(self._loss)
 
     def _write(self, *, finished: bool) -> None:
         """Of the step that has ended. Pending."""
@@ -318,25 +353,30 @@ class PmstoreTrainerCallback(TrainerCallback):
     # ---- the store
 
     def close(self) -> None:
-        """Closes the store, at its last commit. What was trained stays in the model.
+        """Closes the store: with the steps that were ended, if nothing of the next was written, as
+        far as that is known; else at its last commit. What was trained stays in the model.
 
-        The training's end does it; call it after a training that raised, to train again in the same
-        process.
+        The training's end does it, and the program's, whatever ends it; call it after a training
+        that raised, to train again in the same process.
         """
-        store, self.store, self.run = self.store, None, None
         self._quiet.end()
-        if store is not None:
-            store.close()
+        if (store := self._let_go()) is not None:
+            store.__exit__(AttachError, None, None)  # any error
 
     def _leave(self) -> None:
         """The orderly end: pending steps are committed. The model's tensors are private copies from
         then on."""
-        store, self.store, self.run = self.store, None, None
-        if store is not None:
+        if (store := self._let_go()) is not None:
             store.__exit__(None, None, None)
+
+    def _let_go(self) -> Store | None:
+        store, self.store, self.run = self.store, None, None
+        atexit.unregister(self.close)
+        return store
 
     def _open(self) -> StoredState:
         self.store = store = open_store(self._place(), **self._opening)
+        atexit.register(self.close)  # the Trainer tells of no error
         if isinstance(self._tiers, Mapping):
             for name, tier in self._tiers.items():
                 store.add_tier(name, tier)

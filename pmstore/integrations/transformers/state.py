@@ -122,6 +122,8 @@ class StoredState:
                 given = held["args"] if isinstance(one, TrainerControl) else held["attributes"]
                 for name, value in given.items():
                     setattr(one, name, value)
+        if found["finished"]:  # what had ended it does not end what goes on
+            trainer.control.should_training_stop = False
 
 
 def _exportable(trainer: Trainer) -> Iterable[ExportableState]:
