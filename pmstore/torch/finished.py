@@ -29,9 +29,8 @@ _LOADING = frozenset(
     f"pmstore.torch.{name}"
     for name in ("batches", "loader", "map_loader", "replay", "samples", "source")
 )
-_LOCKED = frozenset(("threading", "logging"))  # a commit that flushes may need their locks
 _WAITING = frozenset(("wait", "wait_for", "join", "acquire", "_wait_for_tstate_lock"))
-"""Functions of threading that hold none of its own."""
+"""Functions of threading that hold none of its own locks, as others do."""
 
 
 class Finished:
@@ -195,9 +194,9 @@ def _inside(frame: FrameType | None) -> bool:
     that a commit may need. While it waits for a batch it is not: that leaves the store alone."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module in _LOCKED and frame.f_code.co_name not in _WAITING:
+        if module == "logging" or (module.startswith("pmstore.") and module not in _LOADING):
             return True
-        if module.startswith("pmstore.") and module not in _LOADING:
+        if module == "threading" and frame.f_code.co_name not in _WAITING:
             return True
         frame = frame.f_back
     return False
