@@ -253,8 +253,7 @@ class SlottedBinding(OptimizerBinding):
         return False
 
     def _refuse_others(self, index: int, held: dict[str, Any], places: Iterable[str]) -> None:
-        """A tensor under another name has no place in the slots, and would be lost at the next
-        turn."""
+        """A tensor under another name has no place in the slots: the next turn would lose it."""
         for key, value in held.items():
             if isinstance(value, torch.Tensor) and key not in places:
                 raise AttachError(
