@@ -556,8 +556,6 @@ _THIN = [
            "an allocation is relied on before it is durable", native=THIN),
     Mutant("thin_synced_later", "seam/backing.c", "    int err = b->failed;", "    int err = 0;",
            "after a sync that failed the next one is believed", native=THIN),
-    Mutant("thin_growth_unbacked", "store/grow.c", "                    pms_heap_table_cost(super->segment[first].data_pages);", "                    0 * first;",
-           "a new segment's page table has no room in the log", native=THIN),
     Mutant("thin_growth_forgets", "log/charge.c", "    if (bytes < u->charge.ordinary)\n        bytes = u->charge.ordinary;\n", "",
            "growth takes the room of what was captured of blocks that are gone", native=THIN),
     Mutant("thin_growth_kept", "store/grow.c", "        give_back(pool, end);", "        (void)give_back;",

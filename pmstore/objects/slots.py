@@ -353,7 +353,8 @@ def describe_new(shape: Shape | None, dtype: Any) -> tuple[Descriptor, int] | No
     if shape is None:
         return None
     kind = tensor if dtypes.is_torch_dtype(dtype) else array
-    return kind.describe_new(shape, np.float64 if dtype is None else dtype)
+    made: tuple[Descriptor, int] = kind.describe_new(shape, np.float64 if dtype is None else dtype)
+    return made
 
 
 def open_slots(
