@@ -385,8 +385,7 @@ class SlottedBinding(OptimizerBinding):
         return []
 
     def take_in(self) -> dict[int, torch.Tensor]:
-        """Follows parameters of the module that are other objects now
-        (`load_state_dict(assign=True)`). Old id to new one."""
+        """Follows parameters that are other objects now (by `assign=True`), by id of the old."""
         links, pending = self._linked(), self.replacing is not None
         if self._tables_of_modules.look() == SAME and not pending:
             return {}
