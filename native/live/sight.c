@@ -271,7 +271,7 @@ static uint64_t left_in_group(void)
         return UINT64_MAX;
     if (cached != UINT64_MAX)
         used -= cached < used ? cached : used; /* it is given up for what a process asks for */
-    return most > used ? most - used : 1; /* 0 tells nothing */
+    return most > used ? most - used : 1;      /* 0 tells nothing */
 }
 
 static uint64_t available_bytes(void)
