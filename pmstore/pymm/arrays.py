@@ -105,11 +105,16 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
         self.__dict__.update(_core=core, name=name, _bounds=bounds)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        core = self._core
-        if name in _DESCRIBED and core is not None and core.current().get(self.name) is self:
+        core, mine = self._core, self.name
+        if (
+            name in _DESCRIBED
+            and core is not None
+            and mine is not None
+            and core.current().get(mine) is self
+        ):
             raise RuntimeError(
                 f"the {name} of a variable is stored with it: assign a new one to the shelf "
-                f"(shelf.{self.name} = ...), or change that of a view, shelf.{self.name}[...]"
+                f"(shelf.{mine} = ...), or change that of a view, shelf.{mine}[...]"
             )
         super().__setattr__(name, value)
 
