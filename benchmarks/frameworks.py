@@ -25,7 +25,7 @@ EVERY = 100
 """Steps from one of the framework's own checkpoints to the next."""
 BLOCK = 8
 WITHOUT, COMMITS, OWN = "without", "commits", "its own checkpoint"
-FRAMEWORKS = {"lightning": "Lightning", "trainer": "Trainer"}
+FRAMEWORKS = {"torch": "no framework", "lightning": "Lightning", "trainer": "Trainer"}
 """Module, and what a table calls it."""
 
 
@@ -51,6 +51,43 @@ class Turns:
             self._began = time.perf_counter()
         self._left -= 1
         self.steps += 1
+
+
+def _torch(way: str, folder: Path, turns: Turns) -> None:
+    """What a commit costs whatever the framework: its own checkpoint is torch.save here."""
+    import torch
+
+    import pmstore.torch
+    from benchmarks.models import initialize, mlp
+
+    model, batch = mlp(STATE_BYTES)
+    initialize(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
+    last, new = folder / "last.pt", folder / "new.pt"
+    step, run = 0, None
+    if way == COMMITS:
+        store = pmstore.open(folder / "run.pm", size=3 * STATE_BYTES)
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
+        step = run.step
+    elif way == OWN and last.exists():
+        saved = torch.load(last)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+    print("at", step, flush=True)
+    while True:
+        turns.begin()
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if run is not None:
+            run.end_step(loss)
+        elif way == OWN and step % EVERY == 0:
+            states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**states, "step": step}, new)
+            new.replace(last)
 
 
 def _lightning(way: str, folder: Path, turns: Turns) -> None:
@@ -158,6 +195,7 @@ def _trainer(way: str, folder: Path, turns: Turns) -> None:
 
 
 TRAINS: dict[str, Callable[[str, Path, Turns], None]] = {
+    "torch": _torch,
     "lightning": _lightning,
     "trainer": _trainer,
 }
@@ -252,14 +290,16 @@ def main(quick: bool = False, budget: harness.Budget | None = None) -> None:
     rows = harness.kept()
     for framework, part in budget.deal((one, 1.0) for one in FRAMEWORKS):
         rows += harness.with_ratios(list(_framework(framework, quick, part)), WITHOUT)
+    steps = [row for row in rows if row.method == COMMITS and "paired" in row.extra]
+    bare, *_ = [row.extra["paired"] for row in steps] or [0.0]
     targets = [
         harness.Target(
             f"step with a commit / without, {row.case.removesuffix(', a step')}",
             row.extra["paired"],
             1.1,
+            reason=f"a commit copies all of the state's pre-image: {bare:.3g} without a framework",
         )
-        for row in rows
-        if row.method == COMMITS and "paired" in row.extra
+        for row in steps
     ]
     harness.report(
         "frameworks",
