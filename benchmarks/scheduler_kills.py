@@ -348,7 +348,7 @@ def main(quick: bool, budget: Budget) -> None:
     ]
     report(
         "scheduler_kills",
-        "Lost and added time of commit policies under SIGKILL, in reality and in the simulation",
+        "Lost and added time under SIGKILL: reality and simulation",
         sorted(rows, key=lambda row: row.median_us) + late,
         ratio_text="lost + added over the least",
         notes=notes,
