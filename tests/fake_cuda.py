@@ -8,10 +8,11 @@ and a program that waits in a page fault keeps the interpreter's lock, which no 
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -23,21 +24,22 @@ from pmstore.mirror.copier import CudaCopier
 
 LAG = 0.002  # seconds by which a stream is behind
 
-
 _late = True
+_lags: Iterator[float] = itertools.repeat(LAG)
 
 
 class Stream:
     def __init__(self, device: torch.device | None = None) -> None:
         self.given: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._late = _late
+        self._lag = next(_lags)
         if _late:
             threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
         while True:
             work = self.given.get()
-            time.sleep(LAG)
+            time.sleep(self._lag)
             work()
 
     def do(self, work: Callable[[], object]) -> None:
@@ -149,11 +151,16 @@ class Runtime:
         return 0
 
 
-def install(put: Callable[[object, str, object], None] = setattr, *, late: bool = True) -> Runtime:
+def install(
+    put: Callable[[object, str, object], None] = setattr,
+    *,
+    late: bool = True,
+    lags: Iterable[float] = itertools.repeat(LAG),
+) -> Runtime:
     """Mirrors take host memory for a GPU from now on. put: monkeypatch.setattr, say. late: streams
-    are behind the program."""
-    global _late
-    _late = late
+    are behind the program. lags: by how much, in the order in which they are made."""
+    global _late, _lags
+    _late, _lags = late, iter(lags)
     runtime = Runtime()
     copy, fill, empty, empty_like = (
         torch.Tensor.copy_,

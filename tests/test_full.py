@@ -193,8 +193,9 @@ def test_slots_are_thin_wherever_they_come_from(shm: Path, domain: Any) -> None:
             store.commit()
             assert (w.current == 2).all()
             assert store.check().problems == ()
+    most = 3.2 if domain == "file" else 2.8  # the journal's ring; with all their log more than 4
     for path in (made, loaded):
-        assert on_disk(path) < 2.8 * size
+        assert on_disk(path) < most * size
     with pmstore.open(made) as store:
         w = store.slots("both", size, "u1", in_place=True)
         assert store.slots("both", size, "u1", in_place=True).current is w.current

@@ -3,6 +3,7 @@ meets one."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -127,7 +128,9 @@ def test_pages_that_cannot_be_pinned_are_told(
 def test_a_fence_that_does_nothing_is_found(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_cuda.install(monkeypatch.setattr)
+    # the copies are far behind the program's own stream, which nothing holds back
+    lags = itertools.chain([fake_cuda.LAG], itertools.repeat(20 * fake_cuda.LAG))
+    fake_cuda.install(monkeypatch.setattr, lags=lags)
     monkeypatch.setattr("pmstore.mirror.copier._CudaBatch.fence", lambda batch: True)
     outcome = carry_out("streams", CHECKS["streams"], settings)
     assert outcome.status == "failed"
