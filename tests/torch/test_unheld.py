@@ -104,3 +104,38 @@ def test_a_run_that_was_detached_is_not_asked(store: pmstore.Store) -> None:
     del run, program
     gc.collect()
     store.commit()
+
+
+def test_a_forward_that_wrote_nothing_takes_no_finished_step(path: Path) -> None:
+    """As one whose loss a function returns at its end."""
+
+    def train(store: pmstore.Store) -> None:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = attach(store, model=model, optimizer=optimizer, policy=EverySeconds(1000))
+        for _ in range(3 - run.step):
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            run.end_step()
+        assert run.step == 3
+        model(torch.randn(8, 4)).sum()
+
+    for _ in range(2):
+        with pmstore.open(path) as store:
+            train(store)
+            gc.collect()
+
+
+def test_what_was_taken_back_before_is_not_asked(store: pmstore.Store) -> None:
+    def train() -> None:
+        program = Program()
+        run = attach(store, model=program.model, optimizer=program.optimizer)
+        program.update()
+        run.commit()
+        program.update()
+        store.rollback()
+
+    train()
+    gc.collect()
+    store["extra"] = 1
+    store.commit()
