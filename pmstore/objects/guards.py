@@ -102,6 +102,16 @@ class Guards:
             if guard is not None and guard is not but and (why := guard.half()):
                 raise TransactionError(why)
 
+    def refuse_left(self) -> None:
+        """Before a further user of the store begins: forgets kept guards of what is over.
+
+        Raises: TransactionError: half of something is left of one.
+        """
+        for guard in list(self._kept):
+            if why := guard.half():
+                raise TransactionError(why)
+            self._kept.remove(guard)
+
     def half(self) -> bool:
         return any(guard.half() for guard in self._alive())
 

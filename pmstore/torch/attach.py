@@ -233,6 +233,7 @@ def _check_store(store: Store, name: str, tiers: Sequence[str]) -> None:
         raise TransactionError(
             "attach inside a transaction of the store: call it outside, it commits by itself"
         )
+    store._guards.refuse_left()
     if store.mode == "r":
         raise AttachError(
             "the store is open for reading, and a run writes: open it with mode='r+'. To read a "
@@ -274,7 +275,6 @@ def _resume(
         check_format(store, name)
         progress = Progress.open(store, name)
         if progress.torn:
-            store._guards.refuse_half()  # pending, of a run that nothing holds any more
             raise TornStepError(
                 f"the last commit of {name!r} was made in the middle of a training step (after "
                 "run.detach(), or by another thread's transaction, between optimizer.step() and "

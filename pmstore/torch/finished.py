@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from pmstore import Store
 from pmstore.course.writer import clock
 from pmstore.errors import TransactionError
 from pmstore.scheduler.warned import tell
@@ -31,6 +32,17 @@ _LOADING = frozenset(
 )
 _WAITING = frozenset(("wait", "wait_for", "join", "acquire", "_wait_for_tstate_lock"))
 """Functions of threading that hold none of its own locks, as others do."""
+
+
+class Whole(NamedTuple):
+    """A sum over every byte that was pending when the last step ended."""
+
+    sum: int
+    most: int
+
+    def is_pending(self, store: Store) -> bool:
+        """Whether that is pending now, and nothing else."""
+        return store._core.pool.handle.pending_sum([], self.most) == self.sum
 
 
 class Finished:
@@ -75,6 +87,11 @@ class Finished:
     def forget(self) -> None:
         """What is pending is something else."""
         self._sum = None
+
+    @property
+    def whole(self) -> Whole | None:
+        """None: it is committed, or not known to every byte."""
+        return Whole(self._sum, self._most) if self._all and self._sum is not None else None
 
     def _now(self) -> int | None:
         handle = self._steps.store._core.pool.handle

@@ -79,7 +79,7 @@ class Steps:
             self.progress.settle()
             self.begun.end(committed=True)
         self.store.guard_commits(self)
-        self._handles.append(Unheld(self.store, self.name, self.begun))
+        self._handles.append(Unheld(self))
         self._handles += self.begun.watch(self.pieces.modules)
         for binding in self.pieces.optimizers.values():
             optimizer: Any = binding.optimizer

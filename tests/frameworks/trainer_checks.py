@@ -4,6 +4,7 @@ has one process import the library for all of them."""
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -179,15 +180,15 @@ def exports(ack: Ack, folder: str) -> None:
         assert came["log"][:-1] == given["log"][:-1]
 
 
+class Raise(TrainerCallback):
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if state.global_step == 2:
+            raise OSError("as meant")
+
+
 def an_exception(ack: Ack, folder: str) -> None:
     """A training that raised can be begun again in the same process."""
     torch.set_num_threads(1)
-
-    class Raise(TrainerCallback):
-        def on_optimizer_step(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            if state.global_step == 2:
-                raise OSError("as meant")
-
     trainer, callback = begun(folder)
     raising = Raise()
     trainer.add_callback(raising)
@@ -196,6 +197,22 @@ def an_exception(ack: Ack, folder: str) -> None:
     trainer.remove_callback(raising)
     trainer.train(resume_from_checkpoint=callback.folder())
     assert trainer.state.global_step == 5
+
+
+def an_exception_of_one_that_is_gone(ack: Ack, folder: str) -> None:
+    """As a notebook's cell that is run again: nothing holds what raised, nor its store."""
+    torch.set_num_threads(1)
+
+    def train(*others: TrainerCallback) -> int:
+        callback = PmstoreTrainerCallback(Path(folder, "run.pm"), size="8MiB")
+        trainer = make({**SHORT, "model": Plain}, Path(folder), [callback, *others])
+        trainer.train(resume_from_checkpoint=callback.folder())
+        return int(trainer.state.global_step)
+
+    with pytest.raises(OSError, match="as meant"):
+        train(Raise())
+    gc.collect()
+    assert train() == 5
 
 
 class Stop(TrainerCallback):

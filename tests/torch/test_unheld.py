@@ -75,9 +75,8 @@ def test_no_commit_takes_it_until_it_is_taken_back(
         with pytest.raises(TransactionError, match=r"store\.rollback\(\)"):
             commit()
     program = Program()
-    if leave is Program.update:
-        with pytest.raises(TransactionError, match=r"store\.rollback\(\)"):
-            attach(store, model=program.model, optimizer=program.optimizer)
+    with pytest.raises(TransactionError, match=r"store\.rollback\(\)"):
+        attach(store, model=program.model, optimizer=program.optimizer)
     store.rollback()
     run = attach(store, model=program.model, optimizer=program.optimizer)
     assert run.step == 1
@@ -103,4 +102,64 @@ def test_a_run_that_was_detached_is_not_asked(store: pmstore.Store) -> None:
     run.detach()
     del run, program
     gc.collect()
+    store.commit()
+
+
+def test_a_forward_that_wrote_nothing_takes_no_finished_step(path: Path) -> None:
+    """As one whose loss a function returns at its end."""
+
+    def train(store: pmstore.Store) -> None:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = attach(store, model=model, optimizer=optimizer, policy=EverySeconds(1000))
+        for _ in range(3 - run.step):
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            run.end_step()
+        assert run.step == 3
+        model(torch.randn(8, 4)).sum()
+
+    for _ in range(2):
+        with pmstore.open(path) as store:
+            train(store)
+            gc.collect()
+
+
+def test_what_was_taken_back_before_is_not_asked(store: pmstore.Store) -> None:
+    def train() -> None:
+        program = Program()
+        run = attach(store, model=program.model, optimizer=program.optimizer)
+        program.update()
+        run.commit()
+        program.update()
+        store.rollback()
+
+    train()
+    gc.collect()
+    store["extra"] = 1
+    store.commit()
+
+
+@pytest.mark.parametrize("policy", [None, EverySeconds(1000)])
+def test_a_training_that_raised_is_tried_again(
+    store: pmstore.Store, policy: EverySeconds | None
+) -> None:
+    def train(fails_at: int) -> None:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = attach(store, model=model, optimizer=optimizer, policy=policy)
+        for step in range(run.step, 4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).sum().backward()
+            if step == fails_at:
+                raise OSError
+            optimizer.step()
+            run.end_step()
+        run.commit()
+
+    for fails_at in (1, 3):
+        with pytest.raises(OSError):
+            train(fails_at)
+        gc.collect()
+    train(-1)
     store.commit()

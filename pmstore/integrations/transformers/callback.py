@@ -8,8 +8,10 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from weakref import ref
 
 import torch
 from safetensors.torch import save_file
@@ -101,6 +103,7 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._loss: torch.Tensor | None = None  # of the step
         self._resuming = False  # until the first step begins
         self._quiet = _Quiet()
+        self._at_exit = partial(_close, ref(self))
 
     # ---- before the training
 
@@ -371,12 +374,12 @@ class PmstoreTrainerCallback(TrainerCallback):
 
     def _let_go(self) -> Store | None:
         store, self.store, self.run = self.store, None, None
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         return store
 
     def _open(self) -> StoredState:
         self.store = store = open_store(self._place(), **self._opening)
-        atexit.register(self.close)  # the Trainer tells of no error
+        atexit.register(self._at_exit)  # the Trainer tells of no error
         if isinstance(self._tiers, Mapping):
             for name, tier in self._tiers.items():
                 store.add_tier(name, tier)
@@ -388,6 +391,13 @@ class PmstoreTrainerCallback(TrainerCallback):
             return self._path
         name = f"{self._path.stem}-{self._args.process_index}{self._path.suffix}"
         return self._path.with_name(name)
+
+
+def _close(callback: ref[PmstoreTrainerCallback]) -> None:
+    """At the program's end, which keeps no callback alive: one that nothing holds has let go of
+    its store, for the next training of the process."""
+    if (open_still := callback()) is not None:
+        open_still.close()
 
 
 def _least(step: int, args: TrainingArguments) -> int:
