@@ -30,8 +30,8 @@ void pms_bare_give_back(struct pms_undo *u);
 int pms_bare_fill(struct pms_undo *u, bool *more);
 
 /* Calls fn with the pre-images that the log lacks of those in [from, to), piece by piece, as they
- * are read from home. Returns fn's first non-zero answer, which is to be positive, or -errno. REQUIRES: the log lock.
- */
+ * are read from home. Returns fn's first non-zero answer, which is to be positive, or -errno.
+ * REQUIRES: the log lock. */
 int pms_bare_scan(const struct pms_undo *u, uint64_t from, uint64_t to,
                   int (*fn)(void *ctx, uint64_t target, uint64_t len, const unsigned char *image),
                   void *ctx);
