@@ -145,7 +145,7 @@ class Snapshot:
         self._pool = pool
         # taken and given back without memory: a thread that has none ends its call all the same
         self._lock = threading.RLock()
-        self._callers: list[int] = []  # threads, once for each call
+        self._callers: list[tuple[int, int]] = []  # process and thread, once for each call
         self._closed = False
         # It is there before the snapshot: an interrupt between any two bytecodes would leave that
         # pinned, and commits waiting.
@@ -162,7 +162,7 @@ class Snapshot:
     def _call(self, function: Any, *arguments: Any) -> None:
         """A call that `close` waits for: a transfer that was given up may still be somewhere in its
         thread."""
-        caller = threading.get_ident()
+        caller = os.getpid(), threading.get_ident()
         with self._lock:
             if self._closed:
                 raise ValueError("the snapshot is closed")
@@ -278,9 +278,9 @@ class Snapshot:
 
     @property
     def busy(self) -> bool:
-        """Whether a call of another thread is under way."""
-        own = threading.get_ident()
-        return any(caller != own for caller in self._callers)
+        """Whether a call of another thread is under way. A fork child has none of those threads."""
+        here, own = os.getpid(), threading.get_ident()
+        return any(process == here and thread != own for process, thread in self._callers)
 
     def __enter__(self) -> Snapshot:
         return self
