@@ -194,7 +194,7 @@ def test_slots_are_thin_wherever_they_come_from(shm: Path, domain: Any) -> None:
             assert (w.current == 2).all()
             assert store.check().problems == ()
     for path in (made, loaded):
-        assert on_disk(path) < 2.8 * size
+        assert on_disk(path) < 3 * size  # domain file: 10 MiB of it for the journal's ring
     with pmstore.open(made) as store:
         w = store.slots("both", size, "u1", in_place=True)
         assert store.slots("both", size, "u1", in_place=True).current is w.current
