@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore.engine import failures, snapshot
+from pmstore.engine.constants import PAGE_BYTES
 from pmstore.objects import core
 
 
@@ -389,3 +391,33 @@ os.kill(os.getpid(), signal.SIGKILL)
     finally:
         os.kill(child, signal.SIGKILL)
         trainer.stdout.close()
+
+
+def test_a_child_closes_what_a_thread_of_the_parent_copies_from(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned, inside, leave = store.pin_committed(), threading.Event(), threading.Event()
+    assert pinned is not None
+
+    def held(*arguments: Any) -> None:
+        inside.set()
+        leave.wait()
+        failures.call(*arguments)
+
+    monkeypatch.setattr(snapshot, "call", held)
+    page = np.empty(PAGE_BYTES, np.uint8)
+    thread = threading.Thread(target=pinned.take, args=(0, page))
+    thread.start()
+    inside.wait()
+
+    def child() -> str:
+        signal.alarm(10)
+        pinned.close()
+        return str(pinned.busy)
+
+    said = in_child(child)
+    leave.set()
+    thread.join()
+    assert said == ("False", 0)
+    pinned.close()
+    assert pinned.closed

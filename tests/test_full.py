@@ -193,15 +193,14 @@ def test_slots_are_thin_wherever_they_come_from(shm: Path, domain: Any) -> None:
             store.commit()
             assert (w.current == 2).all()
             assert store.check().problems == ()
-    most = 3.2 if domain == "file" else 2.8  # the journal's ring; with all their log more than 4
     for path in (made, loaded):
-        assert on_disk(path) < most * size
+        assert on_disk(path) < 3 * size  # domain file: 10 MiB of it for the journal's ring
     with pmstore.open(made) as store:
         w = store.slots("both", size, "u1", in_place=True)
         assert store.slots("both", size, "u1", in_place=True).current is w.current
         w.current[:] = 3
         store.commit()
-        with pytest.raises(pmstore.NameExistsError, match="in_place"):
+        with pytest.raises(pmstore.NameExistsError, match=r"in_place=True.*a dump.*copy"):
             store.slots("w", size, "u1", in_place=True)
     pmstore.compact(made)
     with pmstore.open(made) as store:

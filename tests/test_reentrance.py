@@ -8,15 +8,21 @@ name as it was before, or as it is after.
 
 from __future__ import annotations
 
+import itertools
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pmstore
+from pmstore.engine import failures, pins, snapshot
+from pmstore.engine.constants import PAGE_BYTES
 
 OTHER = -1  # what no operation may see: it is stored where what was freed had been
 
@@ -197,3 +203,40 @@ def test_a_collection_in_the_middle_of_a_call(store: pmstore.Store) -> None:
         gc.set_threshold(*before)
     gc.collect()  # not after the store is closed
     assert store.check().problems == ()
+
+
+@pytest.mark.parametrize("what", ["store", "snapshot"])
+def test_a_handler_closes_in_the_middle_of_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The copy that it interrupted goes on after it, so it does not wait for that."""
+    store = pmstore.open(tmp_path / "s.pm")
+    store["x"] = np.ones(5000)
+    store.commit()
+    pinned, pauses = store.pin_committed(), itertools.count()
+    assert pinned is not None
+    closed = store if what == "store" else pinned
+
+    def pause(seconds: float) -> None:
+        assert next(pauses) < 100, "it waits for itself"
+
+    def interrupted(*arguments: Any) -> None:
+        failures.call(*arguments)
+        monkeypatch.setattr(snapshot, "call", failures.call)
+        signal.raise_signal(signal.SIGUSR1)
+
+    for module in (pins, snapshot):
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(pins, "_IDLE_SECONDS", 0)
+    monkeypatch.setattr(snapshot, "call", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: closed.close())
+    try:
+        pinned.take(0, np.empty(PAGE_BYTES, np.uint8))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises((ValueError, pmstore.PmstoreError)):
+        pinned.take(0, np.empty(PAGE_BYTES, np.uint8))
+    pinned.close()
+    assert pinned.closed
+    store.close()

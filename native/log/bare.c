@@ -39,33 +39,24 @@ void pms_bare_give_back(struct pms_undo *u)
             pms_map_disown(u->map, d->off, d->len);
 }
 
-/* The first `filled` bytes have entries now, and get no second ones. */
-static void set_filled(struct pms_undo *u, struct pms_dirty *d, uint64_t filled)
-{
-    uint64_t off = d->off;
-    if (filled == d->len) {
-        d->kind = PMS_DIRTY_USER;
-    } else if (filled) {
-        d->off += filled;
-        d->len -= filled;
-        pms_dirty_note(&u->dirty, PMS_DIRTY_USER, off, filled);
-    }
-}
-
 int pms_bare_fill(struct pms_undo *u, bool *more)
 {
     int err = 0;
     uint64_t room = FILL_BYTES;
     *more = false;
-    for (uint64_t i = 0; !err && !*more && i < pms_dirty_count(&u->dirty); i++) {
-        struct pms_dirty *d = pms_dirty_first(&u->dirty) + i;
-        uint64_t filled = 0;
+    for (struct pms_dirty *d = pms_dirty_first(&u->dirty);
+         !err && !*more && d < pms_dirty_end(&u->dirty); d++) {
+        uint64_t left = d->len - d->filled, filled = 0;
         if (d->kind != PMS_DIRTY_BARE)
             continue;
-        *more = d->len > room;
-        err = pms_undo_append_home(u, d->off, *more ? room : d->len, &filled);
+        *more = left > room;
+        err = pms_undo_append_home(u, d->off + d->filled, *more ? room : left, &filled);
         room -= filled;
-        set_filled(u, d, filled);
+        d->filled += filled;
+        if (d->filled == d->len) {
+            d->kind = PMS_DIRTY_USER;
+            d->filled = 0;
+        }
     }
     return err;
 }
@@ -77,7 +68,7 @@ int pms_bare_scan(const struct pms_undo *u, uint64_t from, uint64_t to,
     unsigned char image[SCAN_BYTES];
     for (const struct pms_dirty *d = pms_dirty_first(&u->dirty); d < pms_dirty_end(&u->dirty);
          d++) {
-        uint64_t at = d->off > from ? d->off : from,
+        uint64_t bare = d->off + d->filled, at = bare > from ? bare : from,
                  end = d->off + d->len < to ? d->off + d->len : to;
         for (uint64_t n; d->kind == PMS_DIRTY_BARE && at < end; at += n) {
             n = end - at < sizeof image ? end - at : sizeof image;

@@ -25,12 +25,13 @@ void pms_bare_give_back(struct pms_undo *u);
 
 /* Makes ordinary captures of some of them, a millisecond's worth: the log gets their pre-images,
  * read from home. Not fenced. *more: others are bare still. Returns errno; those that are bare then
- * can be rolled back as ever. REQUIRES: the log lock. */
+ * can be rolled back as ever. The list of what is pending stays as it is: nothing was stored.
+ * REQUIRES: the log lock. */
 int pms_bare_fill(struct pms_undo *u, bool *more);
 
-/* Calls fn with the pre-images of those in [from, to), piece by piece, as they are read from home.
- * Returns fn's first non-zero answer, which is to be positive, or -errno. REQUIRES: the log lock.
- */
+/* Calls fn with the pre-images that the log lacks of those in [from, to), piece by piece, as they
+ * are read from home. Returns fn's first non-zero answer, which is to be positive, or -errno.
+ * REQUIRES: the log lock. */
 int pms_bare_scan(const struct pms_undo *u, uint64_t from, uint64_t to,
                   int (*fn)(void *ctx, uint64_t target, uint64_t len, const unsigned char *image),
                   void *ctx);

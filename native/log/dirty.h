@@ -22,14 +22,17 @@ enum pms_dirty_kind {
     PMS_DIRTY_HOT = 4,
     /* as FRESH, but stored to by the engine alone: never writable for the user on its account */
     PMS_DIRTY_BORN = 5,
-    /* as USER, without an entry in the log: the pre-image is at home (bare.h) */
+    /* as USER, without an entry in the log, or with some: the pre-image is at home (bare.h) */
     PMS_DIRTY_BARE = 6,
 };
 
 struct pms_dirty {
     uint64_t off;
     uint64_t len;
-    uint64_t log_pos; /* HOT: offset of the entry's pre-image in the log */
+    union {
+        uint64_t log_pos; /* HOT: offset of the entry's pre-image in the log */
+        uint64_t filled;  /* BARE: so many of its first bytes have entries */
+    };
     uint32_t kind;
     uint16_t idle; /* HOT: commits in a row that found it unchanged */
     bool kept;     /* HOT, while a commit runs: stays writable after it */

@@ -207,7 +207,9 @@ static int allocate_or_grow(struct pms_pool *pool, uint64_t bytes, enum pms_owne
     int status = allocate(pool, bytes, owner, slot, off, error);
     if (status != PMS_E_FULL)
         return status;
-    struct pms_error grown;
+    /* of a sync that failed meanwhile in another thread, which was told */
+    struct pms_error grown = {
+        .status = PMS_E_OS, .sys_errno = EIO, .what = "syncing the store while it grew"};
     struct part part = {.bytes = bytes,
                         .log = slot ? 0 : pms_heap_log_cost(owner, (bytes - 1) / PMS_PAGE + 1)};
     if (grow(pool, part, &grown) != PMS_OK) {

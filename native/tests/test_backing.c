@@ -224,6 +224,31 @@ static void a_sync_that_failed_is_not_asked_again(void)
     close_store();
 }
 
+static int fail_elsewhere(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    (void)addr, (void)bytes;
+    pool->persist.failed_syncs += primitive == PMS_PRIM_MAP;
+    return 0;
+}
+
+/* A write to slots in another thread backs log while the store grows. */
+static void a_sync_that_failed_in_another_thread_is_told(void)
+{
+    uint64_t data;
+    made();
+    memset(&e, 0x55, sizeof e);
+    pms_persist_hook = fail_elsewhere;
+    int status = put_array("more", 30 * MIB, &data);
+    pms_persist_hook = NULL;
+    CHECK(status == PMS_E_OS && e.status == PMS_E_OS && e.sys_errno == EIO);
+    CHECK(pms_commit(pool, &e) == PMS_E_READONLY);
+    CHECK(pms_pool_close(pool, 0, &e) == PMS_E_READONLY);
+    pms_pool_release(pool);
+    open_with(PMS_MODE_READ_WRITE, 0, 0);
+    CHECK(find() && all(memory(beside), BESIDE, 0));
+    close_store();
+}
+
 /* ---- growth ---- */
 
 /* What was captured of a block counts until the transaction is over, though its last view dies and
@@ -307,6 +332,7 @@ int main(void)
         TEST(refusals);
         TEST(an_allocation_is_durable_first);
         TEST(a_sync_that_failed_is_not_asked_again);
+        TEST(a_sync_that_failed_in_another_thread_is_told);
         TEST(growth_takes_no_room_away);
         TEST(what_a_refused_growth_got_is_given_back);
     }

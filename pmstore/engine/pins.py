@@ -21,7 +21,7 @@ class Pin(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call of another thread is under way: one of this thread goes on after it."""
 
 
 class Pins:

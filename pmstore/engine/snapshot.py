@@ -129,7 +129,7 @@ class Snapshot:
     of the store."""
 
     __slots__ = (
-        *("__weakref__", "_calls", "_closed", "_holder", "_lock", "_pool"),
+        *("__weakref__", "_callers", "_closed", "_holder", "_lock", "_pool"),
         *("epoch", "file_bytes", "super", "tag"),
     )
 
@@ -145,7 +145,7 @@ class Snapshot:
         self._pool = pool
         # taken and given back without memory: a thread that has none ends its call all the same
         self._lock = threading.RLock()
-        self._calls = 0
+        self._callers: list[tuple[int, int]] = []  # process and thread, once for each call
         self._closed = False
         # It is there before the snapshot: an interrupt between any two bytecodes would leave that
         # pinned, and commits waiting.
@@ -162,15 +162,18 @@ class Snapshot:
     def _call(self, function: Any, *arguments: Any) -> None:
         """A call that `close` waits for: a transfer that was given up may still be somewhere in its
         thread."""
+        caller = os.getpid(), threading.get_ident()
         with self._lock:
             if self._closed:
                 raise ValueError("the snapshot is closed")
-            self._calls += 1
+            self._callers.append(caller)
         try:
             call(self._pool.path, function, self._holder[0], *arguments)
         finally:
             with self._lock:
-                self._calls -= 1
+                self._callers.remove(caller)
+                if self.closed:
+                    _unpin(self._pool, os.getpid(), self._holder)
 
     def info(self) -> SnapshotInfo:
         """Raises: TransactionError if a commit waited too long for room and the snapshot was given
@@ -258,23 +261,26 @@ class Snapshot:
         return crc, at
 
     def close(self) -> None:
-        """Unpins. Idempotent. Waits for calls of other threads that are under way."""
+        """Unpins. Idempotent. Waits for calls of other threads that are under way; one of this
+        thread, which a signal handler or a finalizer interrupted, unpins when it ends."""
         while True:
             with self._lock:
                 self._closed = True
-                if not self._calls:
+                if not self._callers:
                     _unpin(self._pool, os.getpid(), self._holder)
+                if not self.busy:
                     return
             time.sleep(0.005)  # rarely: of a flush that was given up
 
     @property
     def closed(self) -> bool:
-        return self._closed and not self._calls
+        return self._closed and not self._callers
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way."""
-        return self._calls > 0
+        """Whether a call of another thread is under way. A fork child has none of those threads."""
+        here, own = os.getpid(), threading.get_ident()
+        return any(process == here and thread != own for process, thread in self._callers)
 
     def __enter__(self) -> Snapshot:
         return self

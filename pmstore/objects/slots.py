@@ -388,8 +388,9 @@ def open_slots(
             pair = core.pool.slot_find(ROOT, b"\0".join(parts))
             if pair is not None and not pair.in_place:
                 raise NameExistsError(
-                    f"{core.path}: the slots {name!r} were made without in_place=True: del them "
-                    f"first, or declare what is written in place (store.will_write)"
+                    f"{core.path}: the slots {name!r} were made without in_place=True, or come of "
+                    f"a dump: declare what is written in place (store.will_write), or copy their "
+                    f"current version, del them and make them anew"
                 )
     return made
 
