@@ -109,7 +109,10 @@ def test_control_c_leaves_nothing(tmp_path: Path) -> None:
     assert words.splitlines()[-1] == "pmstore: stopped; nothing is left behind"
     assert list(tmp_path.iterdir()) == []
     assert trainers
-    assert not any(Path(f"/proc/{pid}").exists() for pid in trainers)
+    end = time.monotonic() + 60  # one that is told to end may outlive its parent by a moment
+    while left := [pid for pid in trainers if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
 
 
 def _parent(pid: str) -> int:
