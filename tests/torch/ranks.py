@@ -79,6 +79,9 @@ def main(module: str, programs: str, folder: str, rank: str, world: str) -> None
     finally:
         print(json.dumps(results), flush=True)
         dist.destroy_process_group()
+    # gloo's threads may drop tensors while the interpreter ends, which aborts (torch 2.13)
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

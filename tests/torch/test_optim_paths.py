@@ -257,6 +257,7 @@ def test_wrapped_and_tied_modules(store: pmstore.Store, tmp_path: Path, wrapper:
 
 
 RANK = """
+import os
 import sys
 
 import torch
@@ -297,6 +298,7 @@ other = without.clone()
 torch.distributed.broadcast(other, 0)
 assert torch.equal(other, without)
 torch.distributed.destroy_process_group()
+os._exit(0)  # gloo's threads may drop tensors while the interpreter ends, which aborts (torch 2.13)
 """
 
 
