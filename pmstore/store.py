@@ -279,7 +279,8 @@ class Store(Flushing):
             for epoch in store.follow():  # or, where an event loop runs: async for
                 plot(store["losses"])
 
-        timeout: seconds without a new commit, after which it ends; None: it never does.
+        timeout: seconds without a new commit, after which it ends; None: it never does. `close()`
+        of what is returned ends it, from another thread too.
 
         Raises: TypeError, ValueError: timeout is no such number; then as `refresh`.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -307,6 +308,33 @@ def test_it_follows_in_an_event_loop(path: Path, domain: Any) -> None:
             seen = asyncio.run(asyncio.wait_for(follow(), 60))
     assert seen == sorted(set(seen))
     assert seen[-1] == 30
+
+
+def test_following_is_closed(path: Path) -> None:
+    """As a generator is; by another thread, it ends a wait. The reader stays open."""
+    with pmstore.open(path, "w", domain="process") as store:
+        store["x"] = 1
+        store.commit()
+        with pmstore.open(path, "r") as reader:
+            with contextlib.closing(reader.follow()) as following:
+                store["x"] = 2
+                store.commit()
+                assert next(following) == reader.epoch
+                thread = threading.Timer(0.05, following.close)
+                thread.start()
+                assert list(following) == []
+                thread.join()
+            store["x"] = 3
+            store.commit()
+            assert list(following) == []
+
+            async def follow() -> list[int]:
+                async with contextlib.aclosing(reader.follow()) as other:
+                    seen = [await anext(other)]
+                return [*seen, *[epoch async for epoch in other]]
+
+            assert asyncio.run(asyncio.wait_for(follow(), 60)) == [reader.epoch]
+            assert reader["x"] == 3
 
 
 LARGE_READER = """

@@ -11,7 +11,7 @@ _PAUSE_SECONDS = 0.1
 
 class Following:
     """What `Store.follow` gives: epochs, to a `for`, or to an `async for`, during which the event
-    loop goes on."""
+    loop goes on. It may be closed, as a generator may: by another thread too, which ends a wait."""
 
     def __init__(
         self, refresh: Callable[[], bool], epoch: Callable[[], int], timeout_seconds: float | None
@@ -19,11 +19,25 @@ class Following:
         self._refresh = refresh
         self._epoch = epoch
         self._timeout = timeout_seconds
+        self._closed = False
+
+    def close(self) -> None:
+        """It yields nothing from now on. The store stays open."""
+        self._closed = True
+
+    async def aclose(self) -> None:
+        """As `close`, for `contextlib.aclosing`."""
+        self.close()
+
+    def _look(self) -> bool:
+        return not self._closed and self._refresh()
 
     def _pauses(self) -> Iterator[float]:
         """Seconds before each further look, until the time is over."""
         began, pause = time.monotonic(), _PAUSE_SECONDS / 16
-        while self._timeout is None or time.monotonic() - began < self._timeout:
+        while not self._closed and (
+            self._timeout is None or time.monotonic() - began < self._timeout
+        ):
             yield pause
             pause = min(2 * pause, _PAUSE_SECONDS)
 
@@ -31,11 +45,11 @@ class Following:
         return self
 
     def __next__(self) -> int:
-        if self._refresh():
+        if self._look():
             return self._epoch()
         for pause in self._pauses():
             time.sleep(pause)
-            if self._refresh():
+            if self._look():
                 return self._epoch()
         raise StopIteration
 
@@ -46,10 +60,10 @@ class Following:
         import asyncio  # which takes long, and few want it
 
         # in a thread: it waits for the writer's answer, and reads the names
-        if await asyncio.to_thread(self._refresh):
+        if await asyncio.to_thread(self._look):
             return self._epoch()
         for pause in self._pauses():
             await asyncio.sleep(pause)
-            if await asyncio.to_thread(self._refresh):
+            if await asyncio.to_thread(self._look):
                 return self._epoch()
         raise StopAsyncIteration
