@@ -423,6 +423,9 @@ SUMMARIES = {
         "Both ranks are killed at once (and over pmstore's).",
         pivot(r"(?!Python).*", cases_down=True),
     ),
+    "small_steps": Summary(
+        "A step, and what of it `run.end_step` takes.", pivot(r".*", cases_down=True)
+    ),
     "frameworks": Summary(
         "A step, and what is done again after SIGKILL: a commit each step, none, and the"
         " framework's own checkpoint every 100 steps.",

@@ -132,7 +132,7 @@ int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t 
 #define SAMPLE_BYTES 64u
 
 struct summing { /* of what is pending beside sorted ranges */
-    const unsigned char *user;
+    const unsigned char *user; /* NULL: the bytes are only counted */
     const struct pms_span *beside;
     uint64_t count, left; /* bytes that may still come */
     uint32_t sum;
@@ -146,6 +146,8 @@ static bool sum_piece(struct summing *s, uint64_t from, uint64_t to)
     if (to - from > s->left)
         return false;
     s->left -= to - from;
+    if (!s->user)
+        return true;
     const uint64_t place[2] = {from, to};
     s->sum = pms_crc32c(s->sum, place, sizeof place);
     s->sum = pms_crc32c(s->sum, s->user + from, (size_t)(to - from));
@@ -169,6 +171,16 @@ static bool sum_range(struct summing *s, uint64_t from, uint64_t to)
         from = end > from ? end : from;
     }
     return sum_piece(s, from, to);
+}
+
+static bool sum_dirty(struct summing s, const struct pms_undo *undo, uint32_t *sum)
+{
+    const struct pms_dirty *d = pms_dirty_first(&undo->dirty), *end = pms_dirty_end(&undo->dirty);
+    for (; d < end; d++)
+        if (!sum_range(&s, d->off, d->off + d->len))
+            return false;
+    *sum = s.sum;
+    return true;
 }
 
 static void sum_samples(struct summing *s)
@@ -206,13 +218,12 @@ int pms_pending_sum(struct pms_pool *pool, const struct pms_range *ranges, uint6
             *b = (struct pms_span){from, to > from ? to - from : 0};
             end = to > end ? to : end;
         }
-        struct summing s = {.user = pool->map.user, .beside = beside, .count = count, .left = most};
+        struct summing s = {.beside = beside, .count = count, .left = most};
         pms_undo_lock(&pool->undo);
-        const struct pms_dirty *d = pms_dirty_first(&pool->undo.dirty),
-                               *behind = pms_dirty_end(&pool->undo.dirty);
-        *known = 1;
-        for (; *known && d < behind; d++)
-            *known = sum_range(&s, d->off, d->off + d->len);
+        *known = sum_dirty(s, &pool->undo, &s.sum); /* too much is not read at all */
+        s.user = pool->map.user;
+        if (*known)
+            (void)sum_dirty(s, &pool->undo, &s.sum);
         pms_undo_unlock(&pool->undo);
         if (*known)
             sum_samples(&s);
