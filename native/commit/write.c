@@ -131,7 +131,7 @@ int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t 
 
 #define SAMPLE_BYTES 64u
 
-struct summing { /* of what is pending beside sorted ranges */
+struct summing {               /* of what is pending beside sorted ranges */
     const unsigned char *user; /* NULL: the bytes are only counted */
     const struct pms_span *beside;
     uint64_t count, left; /* bytes that may still come */

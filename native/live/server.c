@@ -462,8 +462,7 @@ static void *run(void *arg)
     pthread_setname_np(pthread_self(), "pms-read");
     pthread_mutex_lock(&mutex);
     struct sockaddr_un any = {.sun_family = AF_UNIX}; /* the system finds a name */
-    bool ready = own_descriptors() &&
-                 (bell_fd = listen_at(&any, sizeof any.sun_family)) >= 0;
+    bool ready = own_descriptors() && (bell_fd = listen_at(&any, sizeof any.sun_family)) >= 0;
     bell_bytes = sizeof bell;
     ready = ready && getsockname(bell_fd, (struct sockaddr *)&bell, &bell_bytes) == 0;
     state = ready ? RUNNING : CANNOT;
