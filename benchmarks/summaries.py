@@ -332,6 +332,9 @@ SUMMARIES = {
         ),
         "hot:|blocks:|bytes:",
     ),
+    "small_steps": Summary(
+        "A step, and what of it `run.end_step` takes.", pivot(r".*", cases_down=True)
+    ),
     "slots": Summary(
         "KMeans: the commit alone; AdamW: the step with its commit (over a memcpy"
         " of the state by all cores).",
@@ -422,9 +425,6 @@ SUMMARIES = {
     "job_restart": Summary(
         "Both ranks are killed at once (and over pmstore's).",
         pivot(r"(?!Python).*", cases_down=True),
-    ),
-    "small_steps": Summary(
-        "A step, and what of it `run.end_step` takes.", pivot(r".*", cases_down=True)
     ),
     "frameworks": Summary(
         "A step, and what is done again after SIGKILL: a commit each step, none, and the"

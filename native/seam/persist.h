@@ -27,11 +27,12 @@ enum pms_flush {
 
 struct pms_persist {
     enum pms_flush flush;
-    uint64_t fences;       /* counters: golden counts and stats */
-    uint64_t lines;        /* written back by flush, and by non-temporal copies */
-    uint64_t syncs;        /* fdatasync, msync */
-    uint64_t failed_syncs; /* each leaves unknown what is durable */
-    uint32_t log_seed;     /* pms_session_seed of the session whose logs are read or written */
+    uint64_t fences; /* counters: golden counts and stats */
+    uint64_t lines;  /* written back by flush, and by non-temporal copies */
+    /* of several threads: the program's, its fault handlers, one that closes */
+    _Atomic uint64_t syncs;        /* fdatasync, msync */
+    _Atomic uint64_t failed_syncs; /* each leaves unknown what is durable */
+    uint32_t log_seed; /* pms_session_seed of the session whose logs are read or written */
 };
 
 /* What another thread, or work outside a lock, counted by itself. */

@@ -95,7 +95,8 @@ int pms_persist_sync(struct pms_persist *p, int fd)
     p->syncs += err == 0;
     while (!err && fdatasync(fd) != 0)
         err = errno == EINTR ? 0 : errno;
-    p->failed_syncs += err != 0;
+    if (err)
+        p->failed_syncs++;
     return err;
 }
 
