@@ -43,7 +43,7 @@ REASONS = {
     "where the next one is: cold 3 and 11 ms. With 10 arrays at every size: see growth",
     (OPEN, "arrays in a model"): "as of objects: 0.6 ms, and 1 ms with 100,000 arrays",
     (OPEN, "objects in a store"): "to know what is free, an open looks at the descriptors of all "
-    "pages: 1 us for each MiB of the store, which has 7.6 GB with ten million objects",
+    "pages: 1 us for each MiB of the store, which has nearly 8 GB with ten million objects",
     (AGAIN, "bytes in a store"): "a flush asks of each chunk whether it was written, and its list "
     "of chunks, written and synced, has all of them: 1 ms for each GB",
     (AGAIN, "epochs in a tier"): "a flush lists the tier three times and looks at each name: 15 "

@@ -26,8 +26,8 @@ PLAIN, COMMITS = "plain torch", "ended by run.end_step"
 END, WARM = "end_step", "end_step, warm"
 ASKED = "what is asked of torch, by loops in C"
 README, ALL, MANY = "README's loop", "README's loop, scheduler, scaler, EMA", "500 tensors"
-ON_DISK, TEN_MS = f"{README}, on a disk", "a step of ten milliseconds, on a disk"
-WIDE = 1024  # features of the model whose step takes so long
+ON_DISK, WIDE_ON_DISK = f"{README}, on a disk", "a wide model, on a disk"
+WIDE = 1024  # features of the model whose step takes some ten milliseconds
 COLD = (
     "what a step adds is some hundred calls in Python, from caches that forward, backward and "
     "update have filled: three to four times what they take one after the other"
@@ -119,7 +119,7 @@ def _loop(case: str, path: Path | None, domain: Any) -> Loop:
     inner: list[nn.Module] = [nn.ReLU()]
     if case == MANY:
         inner = [nn.Linear(64, 64) for _ in range(248)]
-    elif case == TEN_MS:
+    elif case == WIDE_ON_DISK:
         inner = [nn.Linear(64, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, 64)]
     model = nn.Sequential(first, *inner, last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -154,11 +154,13 @@ def _loop(case: str, path: Path | None, domain: Any) -> Loop:
     return loop
 
 
-def _in_turns(loops: dict[str, Loop], budget: harness.Budget, most: int) -> dict[str, list[float]]:
+def _in_turns(
+    loops: dict[str, Loop], budget: harness.Budget, most: int, warm_up: int = 4
+) -> dict[str, list[float]]:
     """Microseconds of a step, by block."""
     times: dict[str, list[float]] = {name: [] for name in loops}
     order = random.Random(harness.SEED)
-    for i in budget.rounds(most, least=4, warm_up=4):
+    for i in budget.rounds(most, least=4, warm_up=warm_up):
         if i == 0:
             for loop in loops.values():
                 if loop.ends_us is not None:
@@ -245,7 +247,7 @@ def _disk(case: str, quick: bool, budget: harness.Budget) -> list[harness.Row]:
             for loop in loops.values():
                 loop.steps(BLOCK)
         before = run.stats()
-        times = _in_turns(loops, budget, 50 if quick else 2000)
+        times = _in_turns(loops, budget, 50 if quick else 2000, warm_up=0)
         stats = run.stats()
         waited = 1e6 * (stats.commit_seconds - before.commit_seconds)
         ends = loops[COMMITS].ends_us
@@ -278,7 +280,7 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
                     reason=f"{ASKED}, takes {asked.median_us:.0f} us",
                 )
             )
-    for case in (ON_DISK, TEN_MS):
+    for case in (ON_DISK, WIDE_ON_DISK):
         disk, end = harness.find(rows, case, COMMITS), harness.find(rows, case, END)
         if disk is not None and end is not None:
             found.append(
@@ -302,7 +304,7 @@ def main(quick: bool = False, budget: harness.Budget | None = None) -> None:
     rows = harness.kept()
     measure: dict[str, Callable[..., list[harness.Row]]] = {
         **dict.fromkeys((README, ALL, MANY), _case),
-        **dict.fromkeys((ON_DISK, TEN_MS), _disk),
+        **dict.fromkeys((ON_DISK, WIDE_ON_DISK), _disk),
     }
     for case, part in budget.deal((case, 1.0) for case in measure):
         found = measure[case](case, quick, part)
