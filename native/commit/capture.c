@@ -9,6 +9,7 @@
 #include "log/charge.h"
 #include "seam/mappings.h"
 #include "base/pages.h"
+#include "base/region.h"
 #include "base/sort.h"
 
 /* of a large extent's first capture; x4 while faults stay sequential, up to: */
@@ -28,14 +29,10 @@ static_assert(offsetof(struct pms_span, off) == 0, "sorted by it");
 static uint64_t page_down(uint64_t n) { return n & ~(uint64_t)(PMS_PAGE - 1); }
 static uint64_t page_up(uint64_t n) { return page_down(n + PMS_PAGE - 1); }
 
-static bool in_data(const struct pms_superblock *super, uint64_t off)
+static bool in_data(const struct pms_superblock *super, uint64_t off, uint64_t bytes)
 {
-    for (uint32_t i = 0; i < super->segment_count; i++) {
-        const struct pms_segment *s = &super->segment[i];
-        if (off >= s->data_off && off < s->data_off + s->data_pages * PMS_PAGE)
-            return true;
-    }
-    return false;
+    struct pms_region region = pms_region_of(super, off);
+    return region.kind == PMS_REGION_DATA && bytes <= region.end - off;
 }
 
 /* ---- how much to capture around a fault ---- */
@@ -91,7 +88,7 @@ static bool choose_span(struct pms_capture *c, uint64_t off, struct pms_span *sp
 {
     uint64_t page = page_down(off);
     struct pms_block b;
-    if (!in_data(c->super, off))
+    if (!in_data(c->super, off, 1))
         return false;
     *span = (struct pms_span){page, PMS_PAGE};
     if (!pms_heap_find(c->heap, off, &b))
@@ -269,7 +266,7 @@ static bool is_users(const struct pms_capture *c, struct pms_span span)
     if (!span.bytes || span.off >= c->map->bytes || span.bytes > c->map->bytes - span.off)
         return false;
     if (!pms_heap_find(c->heap, span.off, &b)) /* a dead block that a view still holds */
-        return in_data(c->super, span.off) && in_data(c->super, span.off + span.bytes - 1);
+        return in_data(c->super, span.off, span.bytes);
     bool users = b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB;
     return users && span.off + span.bytes <= b.extent_off + b.extent_bytes;
 }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/region.h"
 #include "journal/state.h"
 #include "log/entries.h"
 
@@ -65,20 +66,37 @@ static bool log_granules(struct showing *s, uint64_t off, const unsigned char *i
     return true;
 }
 
-static int show_part(struct showing *s, uint64_t page, uint64_t pages, bool data, uint64_t image,
-                     struct pms_error *error)
+static int log_pages(struct showing *s, uint64_t off, uint64_t bytes, bool *fits)
+{
+    *fits = take_log(s, bytes + bytes / PMS_PAGE * PMS_LINE);
+    if (*fits)
+        pms_undo_append(s->undo, off, bytes);
+    return PMS_OK;
+}
+
+static int log_changes(struct showing *s, uint64_t off, uint64_t bytes, uint64_t image, bool *fits,
+                       struct pms_error *error)
+{
+    const struct pms_journal *j = s->journal;
+    int status = PMS_OK;
+    *fits = true;
+    for (uint64_t at = 0; *fits && at < bytes && status == PMS_OK; at += PMS_PAGE) {
+        status = pms_ring_read(&j->ring, image + at, j->bounce, PMS_PAGE, error);
+        *fits = status == PMS_OK && log_granules(s, off + at, j->bounce);
+    }
+    return status;
+}
+
+static int show_part(struct showing *s, uint64_t page, uint64_t pages, enum pms_region_kind kind,
+                     uint64_t image, struct pms_error *error)
 {
     const struct pms_journal *j = s->journal;
     uint64_t off = page * PMS_PAGE, bytes = pages * PMS_PAGE;
-    bool fits = !data || take_log(s, pages * (PMS_PAGE + PMS_LINE));
-    if (fits && data)
-        pms_undo_append(s->undo, off, bytes);
-    for (uint64_t at = 0; fits && !data && at < bytes; at += PMS_PAGE) {
-        int status = pms_ring_read(&j->ring, image + at, j->bounce, PMS_PAGE, error);
-        if (status)
-            return status;
-        fits = log_granules(s, off + at, j->bounce);
-    }
+    bool fits;
+    int status = kind == PMS_REGION_DATA ? log_pages(s, off, bytes, &fits)
+                                         : log_changes(s, off, bytes, image, &fits, error);
+    if (status)
+        return status;
     if (!fits)
         return pms_fail(error, PMS_E_CORRUPT, "the held journal record does not fit into the log");
     pms_map_unprotect_surely(j->map, off, bytes);
@@ -89,11 +107,11 @@ static int show_run(struct showing *s, const struct pms_run *run, uint64_t image
                     struct pms_error *error)
 {
     for (uint64_t done = 0, n; done < run->pages; done += n) {
-        bool data;
-        n = pms_region_pages(s->super, run->page + done, &data);
+        enum pms_region_kind kind;
+        n = pms_region_pages(s->super, run->page + done, &kind);
         PMS_ASSERT(n > 0); /* recovery checked it */
         n = n < run->pages - done ? n : run->pages - done;
-        int status = show_part(s, run->page + done, n, data, image + done * PMS_PAGE, error);
+        int status = show_part(s, run->page + done, n, kind, image + done * PMS_PAGE, error);
         if (status)
             return status;
     }
@@ -130,6 +148,9 @@ int pms_journal_show_held(struct pms_journal *j, struct pms_undo *u,
     int status = show_record(&s, error);
     pms_undo_fence_locked(u);
     pms_undo_unlock(u);
+    if (!status && !pms_undo_sound(u, u->tag, super))
+        status = pms_fail(error, PMS_E_CORRUPT,
+                          "the held journal record changes what no transaction does");
     errno = pms_map_protect(j->map, 0, j->map->bytes);
     return status || !errno ? status : pms_fail_errno(error, "protecting the store's pages");
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/checksum.h"
+#include "base/region.h"
 #include "journal/journal.h"
 #include "journal/ring.h"
 
@@ -37,8 +38,8 @@ static bool run_allowed(const struct pms_superblock *super, const struct pms_run
     if (run->home > 1 || run->reserved != 0 || (!run->home && run->home_crc != 0))
         return false;
     for (uint64_t done = 0; done < run->pages;) {
-        bool data;
-        uint64_t part = pms_region_pages(super, run->page + done, &data);
+        enum pms_region_kind kind;
+        uint64_t part = pms_region_pages(super, run->page + done, &kind);
         if (part == 0)
             return false;
         done += part;

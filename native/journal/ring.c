@@ -253,24 +253,6 @@ int pms_record_load(const struct pms_ring *ring, uint64_t position, uint64_t roo
     return PMS_OK;
 }
 
-uint64_t pms_region_pages(const struct pms_superblock *super, uint64_t page, bool *data)
-{
-    uint64_t off = page * PMS_PAGE;
-    *data = false;
-    if (off == PMS_OFF_ROOT)
-        return 1;
-    for (uint32_t i = 0; i < super->segment_count; i++) {
-        const struct pms_segment *segment = &super->segment[i];
-        uint64_t table = (segment->data_pages * sizeof(struct pms_pte) + PMS_PAGE - 1) / PMS_PAGE;
-        if (off >= segment->table_off && (off - segment->table_off) / PMS_PAGE < table)
-            return table - (off - segment->table_off) / PMS_PAGE;
-        *data = off >= segment->data_off;
-        if (*data && (off - segment->data_off) / PMS_PAGE < segment->data_pages)
-            return segment->data_pages - (off - segment->data_off) / PMS_PAGE;
-    }
-    return 0;
-}
-
 void pms_runs_start(struct pms_run_reader *reader, const struct pms_ring *ring, uint64_t position,
                     const struct pms_record *record)
 {

@@ -115,10 +115,6 @@ int pms_record_probe(const struct pms_ring *ring, uint64_t position, uint64_t ro
                      uint64_t head_most, struct pms_record *record, bool *whole,
                      struct pms_error *error);
 
-/* How many of the pages [page, ...) lie in one region that transactions may change; 0: none. *data:
- * it is one of data, not a page table or the root. */
-uint64_t pms_region_pages(const struct pms_superblock *super, uint64_t page, bool *data);
-
 /* Walks the runs of a record; `left` is how many are still to come. */
 struct pms_run_reader {
     const struct pms_ring *ring;

@@ -2,27 +2,15 @@
 #include <string.h>
 
 #include "base/pages.h"
+#include "base/region.h"
 #include "log/entries.h"
 #include "log/stores.h"
 
-/* Pre-images belong on the root page, in page tables or in data pages, and nowhere else. */
+/* Pre-images belong to one region that transactions change, and nowhere else. */
 static bool target_allowed(const struct pms_superblock *super, uint64_t off, uint64_t len)
 {
-    if (len > super->file_bytes || off > super->file_bytes - len)
-        return false;
-    if (off >= PMS_OFF_ROOT && off + len <= PMS_OFF_ROOT + PMS_PAGE)
-        return true;
-    for (uint32_t i = 0; i < super->segment_count; i++) {
-        const struct pms_segment *s = &super->segment[i];
-        /* the last granule may hold one entry alone */
-        uint64_t table_bytes = s->data_pages * sizeof(struct pms_pte);
-        if (off >= s->table_off &&
-            off + len <= s->table_off + (table_bytes + PMS_GRANULE - 1) / PMS_GRANULE * PMS_GRANULE)
-            return true;
-        if (off >= s->data_off && off + len <= s->data_off + s->data_pages * PMS_PAGE)
-            return true;
-    }
-    return false;
+    struct pms_region region = pms_region_of(super, off);
+    return region.kind != PMS_REGION_NONE && len <= region.end - off;
 }
 
 struct image { /* where one belongs, and where it is */

@@ -3,6 +3,7 @@
 
 #include "base/checksum.h"
 #include "base/quiet.h"
+#include "base/region.h"
 #include "log/entries.h"
 #include "log/marks.h"
 #include "log/snapshot_state.h"
@@ -14,16 +15,7 @@
 
 static bool is_state(const struct pms_superblock *super, uint64_t page)
 {
-    uint64_t off = page * PMS_PAGE;
-    if (off == PMS_OFF_ROOT)
-        return true;
-    for (uint32_t i = 0; i < super->segment_count; i++) {
-        const struct pms_segment *g = &super->segment[i];
-        if ((off >= g->table_off && off < g->log_off) ||
-            (off >= g->data_off && off < g->data_off + g->data_pages * PMS_PAGE))
-            return true;
-    }
-    return false;
+    return pms_region_of(super, page * PMS_PAGE).kind != PMS_REGION_NONE;
 }
 
 struct stretch { /* pages on their way out */

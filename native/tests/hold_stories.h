@@ -79,6 +79,19 @@ static void huge(struct pms_pool *p)
     bytes_of(p, "huge")[2999999] = 1;
 }
 static void in_huge(struct pms_pool *p) { memset(bytes_of(p, "huge") + 5000, 7, 100000); }
+/* Blocks up to where the page table of what was grown has its last page, which is no whole one. */
+static void to_the_end(struct pms_pool *p)
+{
+    const struct pms_segment *s = &p->super.segment[1];
+    uint64_t entries = PMS_PAGE / sizeof(struct pms_pte), left = s->data_pages % entries;
+    uint64_t last = s->data_off + (s->data_pages - left) * PMS_PAGE, at = 0;
+    char name[16];
+    PMS_ASSERT(left > 40);
+    for (int i = 0; at + 160000 < last; i++) {
+        snprintf(name, sizeof name, "end%d", i);
+        at = put_array(p, name, 160000, 22);
+    }
+}
 static void turn(struct pms_pool *p)
 {
     static uint8_t version;
@@ -123,7 +136,7 @@ static void many_names(struct pms_pool *p)
     }
 }
 
-#define STORIES 14
+#define STORIES 15
 static const struct {
     const char *name;
     struct step step[STEPS_MAX];
@@ -213,6 +226,17 @@ static const struct {
       {WORK, large},
       {BACK, 0},
       {COMMIT, small},
+      {-1, 0}}},
+    {"to the end of what was grown",
+     {{COMMIT, huge},
+      {COMMIT, to_the_end},
+      {REOPEN, 0},
+      {WORK, in_huge},
+      {BACK, 0},
+      {COMMIT, to_the_end},
+      {COMMIT, small},
+      {REOPEN, 0},
+      {BACK, 0},
       {-1, 0}}},
     {"all of it, again and again", /* in domain file more than the ring has room for */
      {{COMMIT, huge},

@@ -12,6 +12,7 @@
 
 #include "heap/table.h"
 #include "commit/pool_state.h"
+#include "store/grow.h"
 #include "store/store.h"
 #include "test.h"
 
@@ -183,6 +184,22 @@ static void absurd_sizes_change_nothing(void)
     struct pms_options o = {.size = UINT64_MAX, .mode = PMS_MODE_TRUNCATE, .domain = domain};
     struct pms_error e;
     CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_E_INVALID);
+}
+
+/* Between the data of two segments lie a page table and a log. */
+static void a_range_across_segments_is_refused(void)
+{
+    struct pms_error e;
+    open_store(2 * MIB, 0);
+    CHECK(pms_pool_grow(pool, 1 << 20, &e) == PMS_OK && pool->super.segment_count == 2);
+    uint64_t next = pool->super.segment[1].data_off, end = pool->super.segment[1].table_off;
+    unsigned char *last = pool->map.user + end - PMS_PAGE; /* free: a view may still hold it */
+    struct pms_range whole = {(uint64_t)(uintptr_t)last, PMS_PAGE};
+    struct pms_range across = {whole.addr, next - end + 2 * PMS_PAGE};
+    CHECK(pms_will_write(pool, &whole, 1, &e) == PMS_OK);
+    CHECK(pms_will_write(pool, &across, 1, &e) == PMS_E_INVALID);
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    close_store();
 }
 
 /* ---- mprotect ---- */
@@ -359,6 +376,7 @@ int main(void)
         TEST(growth_that_failed_may_be_tried_again);
         TEST(growth_whose_sync_failed_is_the_last);
         TEST(absurd_sizes_change_nothing);
+        TEST(a_range_across_segments_is_refused);
         TEST(mappings_that_run_out_are_no_failure);
         TEST(many_ranges_on_few_pages);
         TEST(close_keeps_any_number_of_views);

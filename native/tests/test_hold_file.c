@@ -1,6 +1,7 @@
 /* The held version in domain file, by crash points, and what concerns its journal alone. */
 #include <errno.h>
 
+#include "base/region.h"
 #include "hold_stories.h"
 #include "journal/state.h"
 
@@ -140,6 +141,80 @@ static void a_dropped_record_stays_dropped(void)
     p = open_as(PMS_MODE_READ_WRITE, 1);
     CHECK(p && digest(p) == state);
     shut(p, 1);
+}
+
+/* ---- a record that somebody made ---- */
+
+static void *must(size_t bytes)
+{
+    return aligned_alloc(PMS_PAGE, (bytes + PMS_PAGE - 1) & -PMS_PAGE);
+}
+
+/* The position of a page's image in the record, which has one. */
+static uint64_t image_of(const struct pms_ring *ring, uint64_t at, const struct pms_record *record,
+                         uint64_t page)
+{
+    struct pms_run_reader reader;
+    pms_runs_start(&reader, ring, at, record);
+    for (;;) {
+        struct pms_run run;
+        uint64_t image;
+        MUST(pms_runs_next(&reader, &run, &image, &e));
+        if (!run.home && page - run.page < run.pages)
+            return image + (page - run.page) * PMS_PAGE;
+    }
+}
+
+/* The record at a position has another byte (unless mask is 0) of the file's, and right checksums.
+ */
+static void forge(const struct pms_ring *ring, struct pms_persist *p, uint64_t at, uint64_t byte,
+                  unsigned char mask)
+{
+    struct pms_record *record = must(PMS_PAGE);
+    MUST(pms_ring_read(ring, at, record, PMS_PAGE, &e));
+    uint64_t head = pms_record_head(record->run_count);
+    uint64_t image = image_of(ring, at, record, byte / PMS_PAGE);
+    unsigned char *whole = must(record->bytes);
+    MUST(pms_ring_read(ring, at, whole, record->bytes, &e));
+    free(record);
+    record = (void *)whole;
+    whole[image - at + byte % PMS_PAGE] ^= mask;
+    record->images_crc = pms_crc32c(0, whole + head, record->image_bytes);
+    record->crc = 0;
+    record->crc = pms_crc32c(ring->seed, whole,
+                             sizeof *record + record->run_count * sizeof(struct pms_run));
+    struct iovec iov = {whole, record->bytes};
+    MUST(pms_ring_write(ring, p, at, &iov, 1, &e));
+    free(whole);
+}
+
+/* Behind the last entry of a page table nothing is ever changed: going back could not undo it. */
+static void a_record_of_no_place_is_refused(void)
+{
+    char crashed[300];
+    snprintf(crashed, sizeof crashed, "%s.crashed", path);
+    for (int forged = 0; forged < 2; forged++) {
+        struct pms_pool *p = open_base();
+        huge(p);
+        commit(p);
+        to_the_end(p);
+        commit(p);
+        copy_file(path, crashed);
+        struct pms_ring ring = p->journal->ring;
+        ring.fd = open(crashed, O_RDWR);
+        ring.direct = -1;
+        forge(&ring, &p->persist, p->journal->loose.position,
+              pms_region_table_end(&p->super.segment[1]), forged ? 0x5a : 0);
+        close(ring.fd);
+        shut(p, 0);
+        CHECK(rename(crashed, path) == 0);
+        struct pms_options o = {.mode = PMS_MODE_READ_WRITE, .domain = domain, .hold = 1};
+        CHECK(pms_pool_open(path, &o, &p, &e) == (forged ? PMS_E_CORRUPT : PMS_OK));
+        if (p) {
+            back(p);
+            shut(p, 0);
+        }
+    }
 }
 
 /* ---- commits that fail ---- */
@@ -309,6 +384,7 @@ static void of_the_journal(void)
     a_commit_that_holds_syncs_once();
     a_slot_goes_home_after_it_was_let_go();
     a_dropped_record_stays_dropped();
+    a_record_of_no_place_is_refused();
     a_commit_that_fails_lets_go();
     going_back_that_fails_can_be_had_again();
     a_copy_at_rest_holds_too();
