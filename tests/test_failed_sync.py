@@ -3,6 +3,7 @@ what to do."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ FAILS = """
 int fdatasync(int fd)
 {
     if (access(getenv("FAILS_WHILE"), F_OK) == 0) {
-        errno = EIO;
+        errno = atoi(getenv("FAILS_WITH"));
         return -1;
     }
     return ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(fd);
@@ -31,7 +32,7 @@ int fdatasync(int fd)
 """
 
 PROGRAM = """
-import errno, os, sys
+import os, sys
 import numpy as np
 import pmstore
 
@@ -44,15 +45,21 @@ def refused(call, remedy):
         raise AssertionError
 
 path, failing = sys.argv[1], os.environ["FAILS_WHILE"]
-store = pmstore.open(path, domain="file", size="2MiB")
+calls = {
+    "commit": lambda: store.commit(),
+    "slots": lambda: store.slots("s", (40_000,), "f4"),
+    "growth": lambda: store.zeros("large", 1_000_000),
+}
+store = pmstore.open(path, domain=sys.argv[3], size="2MiB")
 store["a"], store["n"] = np.ones(1000), 1
 store.commit()
 open(failing, "w").close()
 store["n"] = 2
 try:
-    store.commit()
+    calls[sys.argv[2]]()
 except OSError as error:
-    assert error.errno == errno.EIO and "open it again" in str(error), error
+    assert error.errno == int(os.environ["FAILS_WITH"]), error
+    assert "open it again" in str(error) and "Nothing was changed" not in str(error), error
 else:
     raise AssertionError
 os.remove(failing)  # one that fails once and then works again has forgotten what it did not write
@@ -65,12 +72,17 @@ assert store["a"].sum() == 1000 and "n" in store and store.check().problems == (
 refused(store.close, again)
 assert store.closed
 with pmstore.open(path) as store:
-    assert store["n"] in (1, 2) and store["a"].sum() == 1000
+    assert store["n"] in ((1, 2) if sys.argv[2] == "commit" else (1,))
+    assert store["a"].sum() == 1000 and "s" not in store and "large" not in store
     store["n"] = 4
 """
 
 
-def test_a_store_whose_sync_failed(disk: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "domain"), [("commit", "file"), ("slots", "file"), ("growth", "emulated")]
+)
+@pytest.mark.parametrize("reason", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def test_a_store_whose_sync_failed(disk: Path, call: str, domain: str, reason: int) -> None:
     (disk / "fails.c").write_text(FAILS)
     library = disk / "fails.so"
     subprocess.run(
@@ -79,8 +91,13 @@ def test_a_store_whose_sync_failed(disk: Path) -> None:
     )
     preloaded = os.pathsep.join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(disk / "x.pm")],
-        env={**os.environ, "LD_PRELOAD": preloaded, "FAILS_WHILE": str(disk / "failing")},
+        [sys.executable, "-c", PROGRAM, str(disk / "x.pm"), call, domain],
+        env={
+            **os.environ,
+            "LD_PRELOAD": preloaded,
+            "FAILS_WHILE": str(disk / "failing"),
+            "FAILS_WITH": str(reason),
+        },
         capture_output=True,
         text=True,
         timeout=120,

@@ -17,11 +17,11 @@ int pms_pool_enter_beside(struct pms_pool *pool, struct pms_error *error)
     int status = pms_pool_enter(pool, error);
     if (status != PMS_OK)
         return status;
-    if (!pool->opened.read_only && !pool->failed)
+    if (!pool->opened.read_only && !pms_pool_failed(pool))
         return PMS_OK;
     status = pms_fail(error, PMS_E_READONLY,
-                      pool->failed ? "an earlier failure left unknown what is durable"
-                                   : "the store is open for reading");
+                      pms_pool_failed(pool) ? "an earlier failure left unknown what is durable"
+                                            : "the store is open for reading");
     pms_pool_leave(pool);
     return status;
 }

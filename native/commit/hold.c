@@ -76,7 +76,7 @@ int pms_hold_check_doubt(const struct pms_pool *pool, struct pms_error *error)
 
 int pms_hold_check(const struct pms_pool *pool, struct pms_error *error)
 {
-    if (pool->failed)
+    if (pms_pool_failed(pool))
         return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
     return pool->hold.tag ? PMS_OK
                           : pms_fail(error, PMS_E_STATE,

@@ -108,8 +108,17 @@ struct pms_pool {
     struct pms_outliving left;
     /* anybody's, under the operation lock */
     uint64_t refs; /* the handle, and every pin */
-    bool failed;   /* a sync failed: what is durable is unknown; no more commits. For good */
+    bool failed;   /* no more commits, for good; as after a sync that failed: pms_pool_failed */
 };
+
+/* What is durable is unknown, or what is allocated: nothing more is written, committed or said to
+ * be there when the store was closed. Any sync of the store's file counts, whoever made it: the
+ * kernel reports a lost write once, and perhaps it was a commit's. But for those of the journal's
+ * thread, which writes again what it wrote before them. */
+static inline bool pms_pool_failed(const struct pms_pool *pool)
+{
+    return pool->failed || pool->persist.failed_syncs > 0;
+}
 
 /* In a fork child of the owner, whatever the owner's threads were doing at the fork. */
 static inline bool pms_pool_forked(const struct pms_pool *pool)

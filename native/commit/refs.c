@@ -43,7 +43,7 @@ void pms_unpin(struct pms_pool *pool, uint64_t data)
     /* after a failure the index may be incomplete, and nothing is allocated any more */
     if (pool->gate.closed)
         pms_outlive_unpin(pool, data);
-    else if (!pool->failed)
+    else if (!pms_pool_failed(pool))
         pms_heap_unpin(pool->heap, data);
     pthread_mutex_unlock(&pool->gate.lock);
     pms_pool_unref(pool);

@@ -274,7 +274,6 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
 {
     struct ahead ahead;
     struct pms_image image[PMS_HOT_RANGES];
-    bool indeterminate = false;
     int status = settle(pool, landing, &ahead, error);
     if (status != PMS_OK)
         return status;
@@ -286,7 +285,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
                                 .image_count = gather_images(pool, &ahead, image),
                                 .backing = &pool->undo.charge.backing,
                                 .thin = pool->undo.charge.slots};
-    status = pms_journal_commit(pool->journal, &change, &indeterminate, error);
+    status = pms_journal_commit(pool->journal, &change, error);
     if (status == PMS_OK) {
         pool->tx.last++;
         pms_hold_begin(pool);
@@ -300,9 +299,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
             pms_landing_unflip(pool, landing);
     }
     pms_undo_unlock(&pool->undo);
-    if (indeterminate)
-        pool->failed = true;
-    else if (status != PMS_OK && !pool->hold.going_back)
+    if (status != PMS_OK && !pms_pool_failed(pool) && !pool->hold.going_back)
         pms_hold_lost(pool); /* the copies of hot ranges lie over its log */
     return status;
 }
@@ -310,7 +307,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
 static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error)
 {
     int status = PMS_OK;
-    if (pool->failed)
+    if (pms_pool_failed(pool))
         return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
     if (landing)
         status = pms_landing_open(pool, landing, error);

@@ -104,7 +104,7 @@ void pms_txblock_forget(struct pms_pool *pool)
 static int end_txblock(struct pms_pool *pool, enum pms_how how, struct pms_error *error)
 {
     int status = how == PMS_COMMIT ? pms_tx_commit(pool, error) : PMS_OK;
-    if ((how == PMS_UNDO || status != PMS_OK) && !pool->failed) {
+    if ((how == PMS_UNDO || status != PMS_OK) && !pms_pool_failed(pool)) {
         int undone = pms_tx_rollback(pool, status == PMS_OK ? error : NULL);
         status = status == PMS_OK ? undone : status;
     }

@@ -179,8 +179,7 @@ int pms_transfer_reserve(int fd, uint64_t bytes, struct pms_error *error)
 int pms_transfer_sync(int fd, struct pms_error *error)
 {
     struct pms_persist p = {.flush = PMS_FLUSH_NONE};
-    errno = pms_persist_sync(&p, fd);
-    return errno ? pms_fail_errno(error, "syncing a tier's file") : PMS_OK;
+    return pms_persist_sync(&p, fd, "writing a tier's file to its disk", error);
 }
 
 uint32_t pms_checksum(uint32_t crc, const void *data, uint64_t bytes)

@@ -197,8 +197,8 @@ int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_su
         if (errno)
             return pms_fail_errno(error, "writing a page table");
     }
-    errno = pms_persist_sync(p, fd); /* page tables before the superblock that refers to them */
-    return errno ? pms_fail_errno(error, "syncing the store") : PMS_OK;
+    /* page tables, before the superblock that refers to them */
+    return pms_persist_sync(p, fd, "syncing a page table", error);
 }
 
 /* Anchor, session record and superblock of a new file. */
@@ -321,10 +321,10 @@ int pms_super_write(int fd, struct pms_persist *p, struct pms_superblock *super,
     super->generation++;
     super->crc = super_crc(super);
     errno = pms_persist_pwrite(p, fd, super, sizeof *super, PMS_OFF_SUPER(super->generation & 1));
-    if (!errno)
-        /* this copy, before anything relies on it or the other one is rewritten */
-        errno = pms_persist_sync(p, fd);
-    return errno ? pms_fail_errno(error, "writing the superblock") : PMS_OK;
+    if (errno)
+        return pms_fail_errno(error, "writing the superblock");
+    /* this copy, before anything relies on it or the other one is rewritten */
+    return pms_persist_sync(p, fd, "syncing the superblock", error);
 }
 
 int pms_super_write_both(int fd, struct pms_persist *p, struct pms_superblock *super,
@@ -336,9 +336,16 @@ int pms_super_write_both(int fd, struct pms_persist *p, struct pms_superblock *s
     /* The other copy too, so that either one may be damaged. Should it not be written, the first
      * is durable, and the next write goes to the copy that failed. */
     struct pms_superblock twin = *super;
-    if (pms_super_write(fd, p, &twin, error) == PMS_OK)
+    struct pms_error of_twin;
+    uint64_t failed_syncs = p->failed_syncs;
+    status = pms_super_write(fd, p, &twin, &of_twin);
+    if (status == PMS_OK)
         *super = twin;
-    return PMS_OK;
+    if (p->failed_syncs == failed_syncs)
+        return PMS_OK;
+    if (error)
+        *error = of_twin;
+    return status;
 }
 
 int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super,
@@ -352,10 +359,8 @@ int pms_super_adopt(int fd, struct pms_persist *p, struct pms_superblock *super,
     if (getrandom(super->uuid, sizeof super->uuid, 0) != sizeof super->uuid)
         return pms_fail_errno(error, "reading randomness");
     /* page tables and data, before the superblock that refers to them */
-    errno = pms_persist_sync(p, fd);
-    if (errno)
-        return pms_fail_errno(error, "syncing the store");
-    return write_head(fd, p, super, error);
+    status = pms_persist_sync(p, fd, "syncing the store", error);
+    return status ? status : write_head(fd, p, super, error);
 }
 
 /* ---- session ---- */
@@ -403,8 +408,7 @@ int pms_session_write(int fd, struct pms_persist *p, struct pms_session *session
     if (status != PMS_OK)
         return status;
     /* the record, before what it announces (first store) or after what it sums up */
-    errno = pms_persist_sync(p, fd);
-    return errno ? pms_fail_errno(error, "syncing the session record") : PMS_OK;
+    return pms_persist_sync(p, fd, "syncing the session record", error);
 }
 
 uint32_t pms_session_seed(const struct pms_session *session)

@@ -173,11 +173,20 @@ static uint64_t record_bytes(const struct pms_plan *plan)
     return pms_record_head(plan->journal->record->run_count) + plan->image_bytes;
 }
 
+/* Nothing more is committed, or waited for, once a sync failed. */
+static int check_durable(const struct pms_journal *j, struct pms_error *error)
+{
+    return j->map->persist->failed_syncs
+               ? pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable")
+               : PMS_OK;
+}
+
 static int begin(struct pms_plan *plan, struct pms_error *error)
 {
     struct pms_journal *j = plan->journal;
-    if (j->broken)
-        return pms_fail(error, PMS_E_READONLY, "an earlier commit's sync failed: reopen the store");
+    int unknown = check_durable(j, error);
+    if (unknown)
+        return unknown;
     pthread_mutex_lock(&j->mutex);
     int status = kept_error(j, error);
     plan->homed = j->homed;
@@ -185,11 +194,10 @@ static int begin(struct pms_plan *plan, struct pms_error *error)
     return status;
 }
 
-int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, bool *indeterminate,
+int pms_journal_commit(struct pms_journal *j, const struct pms_change *change,
                        struct pms_error *error)
 {
     struct pms_plan plan = {.journal = j};
-    *indeterminate = false;
     PMS_ASSERT(change->tx == j->last + 1 && j->map->bytes <= j->map->reserve);
     int status = begin(&plan, error);
     if (status)
@@ -230,20 +238,17 @@ int pms_journal_commit(struct pms_journal *j, const struct pms_change *change, b
     }
     /* orders: straight-home pages and the record, before the commit is acknowledged and any page
      * it names changes at home */
-    int failed = pms_persist_sync(j->map->persist, j->map->fd);
-    if (!failed) {
+    status = pms_persist_sync(j->map->persist, j->map->fd, "syncing a commit", error);
+    if (!status)
         publish(j, &plan);
-        return PMS_OK;
-    }
-    j->broken = *indeterminate = true;
-    errno = failed;
-    return pms_fail_errno(error, "syncing a commit");
+    return status;
 }
 
 int pms_journal_drain(struct pms_journal *j, struct pms_error *error)
 {
-    if (j->broken)
-        return pms_fail(error, PMS_E_READONLY, "an earlier commit's sync failed: reopen the store");
+    int unknown = check_durable(j, error);
+    if (unknown)
+        return unknown;
     pthread_mutex_lock(&j->mutex);
     int status = kept_error(j, error);
     while (!status && (j->letting_go || j->head != j->loose.position)) {
@@ -269,8 +274,9 @@ void pms_journal_let_go(struct pms_journal *j)
 
 int pms_journal_let_go_surely(struct pms_journal *j, struct pms_error *error)
 {
-    if (j->broken)
-        return pms_fail(error, PMS_E_READONLY, "an earlier commit's sync failed: reopen the store");
+    int unknown = check_durable(j, error);
+    if (unknown)
+        return unknown;
     pms_journal_let_go(j);
     return wait_let_go(j, error);
 }

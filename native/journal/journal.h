@@ -76,8 +76,8 @@ uint64_t pms_journal_window(const struct pms_journal *journal);
  * there is no room and older images must be written home first. held: the version before tx can be
  * had back until the next commit, or until let go; the one before that is over, also if this fails.
  * A version that was let go is so durably before any page is written straight home. ERRORS:
- * PMS_E_OS, PMS_E_FULL: not committed for sure only if *indeterminate is false; if true the sync
- * itself failed and the store must become read-only. */
+ * PMS_E_OS, PMS_E_FULL: not committed, for sure unless a sync failed (persist->failed_syncs);
+ * PMS_E_READONLY after that. */
 struct pms_image {
     uint64_t page, pages;
     const unsigned char *bytes;
@@ -99,7 +99,7 @@ struct pms_change {
 #define PMS_STRAIGHT_HOME_PAGES 16u
 
 int pms_journal_commit(struct pms_journal *journal, const struct pms_change *change,
-                       bool *indeterminate, struct pms_error *error);
+                       struct pms_error *error);
 
 /* Everything home, synced, journal empty, but for the record of the last transaction if that is
  * held. */

@@ -335,11 +335,7 @@ static int reset(struct recovery *r, struct pms_error *error)
     if (status)
         return status;
     /* orders: the anchor's twin before whatever the caller does next */
-    int failed = pms_persist_sync(r->persist, r->ring.fd);
-    if (!failed)
-        return PMS_OK;
-    errno = failed;
-    return pms_fail_errno(error, "syncing the journal's anchor");
+    return pms_persist_sync(r->persist, r->ring.fd, "syncing the journal's anchor", error);
 }
 
 int pms_journal_recover(int fd, struct pms_persist *p, const struct pms_superblock *super,

@@ -151,14 +151,16 @@ int pms_anchor_read(struct pms_ring *ring, struct pms_janchor *anchor, bool *twi
     return PMS_OK;
 }
 
-static int anchor_write(int fd, struct pms_persist *p, struct pms_janchor *anchor)
+static int anchor_write(int fd, struct pms_persist *p, struct pms_janchor *anchor,
+                        struct pms_error *error)
 {
     struct pms_janchor next = *anchor;
     next.generation++;
     next.crc = anchor_crc(&next);
     *anchor = next; /* also if this fails: the sector may hold either, and no later anchor may have
                        a lower generation */
-    return pms_persist_pwrite(p, fd, &next, sizeof next, PMS_OFF_JANCHOR(next.generation & 1));
+    errno = pms_persist_pwrite(p, fd, &next, sizeof next, PMS_OFF_JANCHOR(next.generation & 1));
+    return errno ? pms_fail_errno(error, "moving the journal's anchor") : PMS_OK;
 }
 
 int pms_anchor_advance(int fd, struct pms_persist *p, struct pms_janchor *anchor,
@@ -166,22 +168,19 @@ int pms_anchor_advance(int fd, struct pms_persist *p, struct pms_janchor *anchor
 {
     /* orders: pages written home, and the twin of the last anchor, before the anchor that relies
      * on both */
-    int failed = pms_persist_sync(p, fd);
-    if (!failed)
-        failed = anchor_write(fd, p, anchor);
+    int status = pms_persist_sync(p, fd, "moving the journal's anchor", error);
+    if (!status)
+        status = anchor_write(fd, p, anchor, error);
     /* orders: the anchor before its twin, and before the ring's space is used again */
-    if (!failed) {
-        failed = pms_persist_sync(p, fd);
-        if (!failed && anchor_write(fd, p, anchor) == 0)
+    if (!status) {
+        status = pms_persist_sync(p, fd, "moving the journal's anchor", error);
+        if (!status && anchor_write(fd, p, anchor, NULL) == PMS_OK)
             return PMS_OK;
     }
     /* Whichever copy failed or was not synced may be bad now; the other is durable. An odd step
-     * makes the next attempt write the bad one again. */
+     * makes the next attempt write the bad one again. If only the twin failed, the anchor holds. */
     anchor->generation++;
-    if (!failed) /* only the twin did: the anchor itself holds */
-        return PMS_OK;
-    errno = failed;
-    return pms_fail_errno(error, "moving the journal's anchor");
+    return status;
 }
 
 void pms_anchor_rechain(struct pms_janchor *anchor)

@@ -56,7 +56,6 @@ struct pms_journal {
     struct pms_journal_stats stats;
 
     /* The caller's own. */
-    bool broken; /* a commit's sync failed: nothing more is committed */
     /* a record that never counted lies at the tail, or a reset failed: start a new chain first */
     bool rechain;
 };

@@ -109,7 +109,7 @@ static int back(struct pms_backing *b, struct pms_backed *p, uint64_t to)
     }
     if (!err && b->sync)
         /* the allocation, before anything relies on what is stored there */
-        err = b->failed = pms_persist_sync(b->persist, b->fd);
+        err = b->failed = pms_persist_sync(b->persist, b->fd, "syncing", NULL) ? EIO : 0;
     if (!err)
         p->backed = end;
     return err;

@@ -14,6 +14,8 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "base/status.h"
+
 enum pms_flush {
     PMS_FLUSH_NONE = 0, /* store order alone: survives the process, not the machine */
     PMS_FLUSH_CLFLUSH = 1,
@@ -101,6 +103,11 @@ void pms_persist_fence(struct pms_persist *p);
  * executes nothing; elsewhere it is a fence. To a hook it is a fence of this thread. */
 void pms_persist_hand_over(struct pms_persist *p);
 
+/* fdatasync. what: "syncing ...", where nothing more is written then. ERRORS: PMS_E_OS, whatever
+ * errno it gave: what was written before may be lost, also if the disk is full. So what is durable
+ * is unknown from then on, and failed_syncs says so for good. */
+int pms_persist_sync(struct pms_persist *p, int fd, const char *what, struct pms_error *error);
+
 /* ---- files: 0 or errno; retried on EINTR and on short writes ---- */
 int pms_persist_pwrite(struct pms_persist *p, int fd, const void *data, size_t n, uint64_t offset);
 /* may change iov */
@@ -111,7 +118,6 @@ int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int co
 /* may change iov */
 int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset,
                        uint64_t *done);
-int pms_persist_sync(struct pms_persist *p, int fd); /* fdatasync */
 /* posix_fallocate: where the file system cannot, the C library reads and writes a byte of each
  * block, in turn. Nobody may write meanwhile. */
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes);

@@ -89,15 +89,19 @@ int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int cou
     return 0;
 }
 
-int pms_persist_sync(struct pms_persist *p, int fd)
+int pms_persist_sync(struct pms_persist *p, int fd, const char *what, struct pms_error *error)
 {
     int err = hook(PMS_PRIM_SYNC, fd, 0, 0);
     p->syncs += err == 0;
     while (!err && fdatasync(fd) != 0)
         err = errno == EINTR ? 0 : errno;
-    if (err)
-        p->failed_syncs++;
-    return err;
+    if (!err)
+        return PMS_OK;
+    p->failed_syncs++;
+    int status = pms_fail(error, PMS_E_OS, "%s", what);
+    if (error)
+        error->sys_errno = err;
+    return status;
 }
 
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes)

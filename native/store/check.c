@@ -197,7 +197,8 @@ static void check_copies(struct checker *c)
     struct pms_error e = {0};
     if (pms_super_read(c->pool->opened.fd, &super, &e) != PMS_OK)
         problem(c, "superblock: %s", e.what);
-    else if (super.generation != c->pool->super.generation && c->pool->sight.of == PMS_SIGHT_NONE)
+    else if (super.generation != c->pool->super.generation && c->pool->sight.of == PMS_SIGHT_NONE &&
+             !pms_pool_failed(c->pool))
         problem(c, "the superblock in the file is not the one in use");
     c->report->sound_copies = pms_super_sound_copies(c->pool->opened.fd);
     if (c->pool->undo.log.extent_count != c->pool->super.segment_count + 1)

@@ -34,7 +34,7 @@
 static int finish_writing(struct pms_pool *pool, int commit, struct pms_error *error)
 {
     int status = PMS_OK;
-    if (pool->failed)
+    if (pms_pool_failed(pool))
         return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
     if (commit)
         status = pms_tx_commit(pool, error);
@@ -54,12 +54,12 @@ static int mark_clean(struct pms_pool *pool, struct pms_error *error)
         status = pms_journal_close(pool->journal, false, error);
         pool->journal = NULL;
     }
-    if (status != PMS_OK || pool->failed)
+    if (status != PMS_OK || pms_pool_failed(pool))
         return status;
     /* all data, before the mark that says it is all there */
-    errno = pms_persist_sync(&pool->persist, pool->opened.fd);
-    if (errno)
-        return pms_fail_errno(error, "syncing the store at close");
+    status = pms_persist_sync(&pool->persist, pool->opened.fd, "syncing the store at close", error);
+    if (status != PMS_OK)
+        return status;
     /* it is over: a copy that began in it does not have all of its entries */
     pms_footer_note(&pool->map, pms_pool_home(pool), PMS_FOOTER_ALL);
     pool->session.state = PMS_SESSION_CLEAN;

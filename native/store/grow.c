@@ -99,12 +99,17 @@ static void give_back(struct pms_pool *pool, uint64_t end)
         (void)pms_persist_truncate(&pool->persist, pool->opened.fd, end);
 }
 
+/* A sync failed meanwhile in another thread, which was told. */
+static int unknown(struct pms_error *error)
+{
+    return pms_fail(error, PMS_E_READONLY, "an earlier failure left unknown what is durable");
+}
+
 static int grow(struct pms_pool *pool, struct part part, struct pms_error *error)
 {
     struct pms_superblock super = pool->super;
     uint32_t first = super.segment_count;
-    uint64_t failed_syncs = pool->persist.failed_syncs, features = super.features_incompat,
-             end = file_end(pool);
+    uint64_t features = super.features_incompat, end = file_end(pool);
     if (part.for_halves)
         super.features_incompat |= PMS_FEATURE_HOLD;
     int status = pms_super_plan_growth(&super, part.bytes, error);
@@ -113,12 +118,10 @@ static int grow(struct pms_pool *pool, struct part part, struct pms_error *error
         status = pms_journal_drain(pool->journal, error);
     if (status == PMS_OK)
         status = grow_beyond_footer(pool, &super, first, part.log, error);
-    if (pool->persist.failed_syncs > failed_syncs) {
-        /* The file may name the new part or not, so nothing may be written there again: another
-         * growth would overwrite its page table. */
-        pool->failed = true;
-        return PMS_E_OS;
-    }
+    /* The file may name the new part or not, so nothing may be written there again: another growth
+     * would overwrite its page table. */
+    if (pms_pool_failed(pool))
+        return status != PMS_OK ? status : unknown(error);
     if (status != PMS_OK) {
         give_back(pool, end);
         pms_undo_lock(&pool->undo);
@@ -207,17 +210,10 @@ static int allocate_or_grow(struct pms_pool *pool, uint64_t bytes, enum pms_owne
     int status = allocate(pool, bytes, owner, slot, off, error);
     if (status != PMS_E_FULL)
         return status;
-    /* of a sync that failed meanwhile in another thread, which was told */
-    struct pms_error grown = {
-        .status = PMS_E_OS, .sys_errno = EIO, .what = "syncing the store while it grew"};
     struct part part = {.bytes = bytes,
                         .log = slot ? 0 : pms_heap_log_cost(owner, (bytes - 1) / PMS_PAGE + 1)};
-    if (grow(pool, part, &grown) != PMS_OK) {
-        if (error)
-            *error = grown;
-        return grown.status;
-    }
-    return allocate(pool, bytes, owner, slot, off, error);
+    status = grow(pool, part, error);
+    return status == PMS_OK ? allocate(pool, bytes, owner, slot, off, error) : status;
 }
 
 int pms_pool_allocate(struct pms_pool *pool, uint64_t bytes, enum pms_owner owner, uint64_t *off,

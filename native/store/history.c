@@ -20,12 +20,8 @@ int pms_history_read(struct pms_pool *pool, void *out, struct pms_error *error)
  * at open stays whole whatever happens to the machine. */
 static int write_session(struct pms_pool *pool, struct pms_session *next, struct pms_error *error)
 {
-    if (pool->opened.domain == PMS_DOMAIN_DAX || pool->opened.domain == PMS_DOMAIN_FILE) {
-        int status = pms_session_write(pool->opened.fd, &pool->persist, next, error);
-        /* the kernel reports a lost write once: perhaps it was a commit's */
-        pool->failed = pool->failed || status != PMS_OK;
-        return status;
-    }
+    if (pool->opened.domain == PMS_DOMAIN_DAX || pool->opened.domain == PMS_DOMAIN_FILE)
+        return pms_session_write(pool->opened.fd, &pool->persist, next, error);
     next->generation += pool->session_unsynced ? 2 : 1;
     return pms_session_write_unsynced(pool->opened.fd, &pool->persist, next, error);
 }

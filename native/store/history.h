@@ -11,9 +11,8 @@ int pms_history_read(struct pms_pool *pool, void *out, struct pms_error *error);
 /* Replaces the record, inside or outside a transaction block; no commit, and no roll back touches
  * it. Durable on return as far as the domain reaches: synced in dax and file; in process and
  * emulated it survives the process, and a machine crash may bring back an older one.
- * ERRORS: PMS_E_INVALID: longer than PMS_HISTORY_BYTES; PMS_E_READONLY; PMS_E_OS: not written
- * (dax, file: the store goes read-only, as after any failed sync).  CRASH: the old or the new
- * record holds. */
+ * ERRORS: PMS_E_INVALID: longer than PMS_HISTORY_BYTES; PMS_E_READONLY; PMS_E_OS: not written.
+ * CRASH: the old or the new record holds. */
 int pms_history_write(struct pms_pool *pool, const void *data, uint32_t bytes,
                       struct pms_error *error);
 

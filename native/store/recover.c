@@ -125,9 +125,9 @@ static int settle(struct pms_pool *pool, struct pms_error *error)
 {
     /* pre-images home before the anchor; the anchor before the log is written again */
     pms_persist_fence(&pool->persist);
-    errno = pool->opened.info.undone_entries ? pms_persist_sync(&pool->persist, pool->opened.fd)
-                                             : 0;
-    return errno ? pms_fail_errno(error, "syncing what was undone") : PMS_OK;
+    return pool->opened.info.undone_entries
+               ? pms_persist_sync(&pool->persist, pool->opened.fd, "syncing what was undone", error)
+               : PMS_OK;
 }
 
 static int undo_mapped(struct pms_pool *pool, struct pms_map *map, struct pms_error *error)
@@ -183,10 +183,10 @@ static int hand_over(struct pms_pool *pool, struct pms_error *error)
         return pms_journal_format(pool->opened.fd, p, &pool->super, pool->tx.last, error);
     uint64_t word = pms_anchor_pack(pool->tx.last);
     errno = pms_persist_pwrite(p, pool->opened.fd, &word, sizeof word, PMS_OFF_ANCHOR);
-    if (!errno)
-        /* the anchor, before the session record puts it in force */
-        errno = pms_persist_sync(p, pool->opened.fd);
-    return errno ? pms_fail_errno(error, "writing the anchor") : PMS_OK;
+    if (errno)
+        return pms_fail_errno(error, "writing the anchor");
+    /* the anchor, before the session record puts it in force */
+    return pms_persist_sync(p, pool->opened.fd, "syncing the anchor", error);
 }
 
 /* A copy's home may be of a later moment than its journal. */
@@ -238,8 +238,8 @@ int pms_recover_file(struct pms_pool *pool, struct pms_error *error)
     if (status != PMS_OK || was_in_place == in_place(pool->opened.domain))
         return status;
     /* data, before the other log takes over */
-    errno = pms_persist_sync(&pool->persist, pool->opened.fd);
-    return errno ? pms_fail_errno(error, "syncing the store") : hand_over(pool, error);
+    status = pms_persist_sync(&pool->persist, pool->opened.fd, "syncing the store", error);
+    return status != PMS_OK ? status : hand_over(pool, error);
 }
 
 int pms_recover_view(struct pms_pool *pool, struct pms_error *error)

@@ -58,7 +58,8 @@ int pms_mend_superblock(struct pms_pool *pool, struct pms_error *error)
     struct pms_superblock super = pool->super;
     status = pms_super_write(pool->opened.fd, &pool->persist, &super, error);
     pms_undo_lock(&pool->undo); /* readers are told of it */
-    pool->super = super;
+    if (status == PMS_OK)
+        pool->super = super;
     pms_undo_unlock(&pool->undo);
     pms_pool_leave(pool);
     return status;

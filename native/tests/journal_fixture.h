@@ -271,12 +271,11 @@ static inline int store_step(struct store *s, struct pms_error *error)
 {
     struct step *step = &steps[s->tx + 1];
     struct pms_run runs[FILE_PAGES];
-    bool indeterminate;
     memcpy(runs, step->runs, step->count * sizeof runs[0]);
     store_write(s, runs, step->count, s->tx + 1);
     int status = pms_journal_commit(
         s->journal, &(struct pms_change){.tx = s->tx + 1, .runs = runs, .run_count = step->count},
-        &indeterminate, error);
+        error);
     if (status == PMS_OK)
         s->tx++;
     return status;

@@ -151,7 +151,7 @@ static void growth_whose_sync_failed_is_the_last(void)
         }
         CHECK(status == PMS_E_OS);
         /* the journal's thread met it, before anything of the growth was written */
-        if (!pool->failed) {
+        if (!pms_pool_failed(pool)) {
             CHECK(put("large", 8 * MIB, NULL) == PMS_OK);
             close_store();
             continue;

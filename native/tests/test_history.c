@@ -191,8 +191,8 @@ static void failing_disk(void)
     CHECK(write_number(pool, 2) == PMS_E_OS);
     pms_persist_hook = NULL;
     CHECK(read_number(pool) == 1); /* what was not written is not shown */
-    CHECK(write_number(pool, 3) == (domain == PMS_DOMAIN_FILE ? PMS_E_READONLY : PMS_OK));
-    pms_pool_close(pool, 0, &e);
+    CHECK(write_number(pool, 3) == PMS_OK); /* nothing was lost: it was refused */
+    CHECK(read_number(pool) == 3 && pms_pool_close(pool, 0, &e) == PMS_OK);
     pms_pool_release(pool);
 }
 

@@ -128,7 +128,6 @@ static void test_full_and_grow(void)
     int fd = new_file();
     struct store s;
     struct pms_error error;
-    bool indeterminate;
     plan_steps(1, 6, 3, 0);
     format(fd, 0);
     store_open(&s, fd, 0);
@@ -139,13 +138,12 @@ static void test_full_and_grow(void)
     struct pms_run big = {.page = DATA0_PAGE, .pages = LOG0 + LOG1};
     store_write(&s, &big, 1, 77);
     MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &big, .run_count = 1},
-                            &indeterminate, &error) == PMS_E_FULL &&
-         !indeterminate);
+                            &error) == PMS_E_FULL);
     MUST(error.needed == (LOG0 + LOG1 + 1) * PMS_PAGE &&
          error.available == (LOG0 + LOG1) * PMS_PAGE);
     big.pages--; /* just fits */
     MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &big, .run_count = 1},
-                            &indeterminate, &error) == PMS_OK);
+                            &error) == PMS_OK);
     store_close(&s);
     close(fd);
 
@@ -163,12 +161,12 @@ static void test_full_and_grow(void)
     big = (struct pms_run){.page = DATA0_PAGE, .pages = LOG0 + 2};
     store_write(&s, &big, 1, 78);
     MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = &big, .run_count = 1},
-                            &indeterminate, &error) == PMS_E_FULL);
+                            &error) == PMS_E_FULL);
     MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
     s.super = fixture_super();
     pms_journal_set_super(s.journal, &s.super);
     MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 2, .runs = &big, .run_count = 1},
-                            &indeterminate, &error) == PMS_OK);
+                            &error) == PMS_OK);
     store_close(&s);
     MUST(recover_tx(fd, NULL) == 2);
     close(fd);
@@ -219,7 +217,6 @@ static void bench(uint32_t rounds)
     double *a = calloc(rounds, sizeof *a), *b = calloc(rounds, sizeof *b);
     struct store s;
     struct pms_error error;
-    bool indeterminate;
     MUST(fd >= 0 && bare >= 0 && a && b);
     memset(image, 1, FILE_BYTES);
     store_file(fd, image);
@@ -233,7 +230,7 @@ static void bench(uint32_t rounds)
         double t0 = now_us();
         MUST(pms_journal_commit(s.journal,
                                 &(struct pms_change){.tx = i + 1, .runs = &run, .run_count = 1},
-                                &indeterminate, &error) == PMS_OK);
+                                &error) == PMS_OK);
         double t1 = now_us();
         MUST(pwrite(bare, image, 2 * PMS_PAGE, (off_t)(i % 64 * 2 * PMS_PAGE)) == 2 * PMS_PAGE);
         MUST(fdatasync(bare) == 0);

@@ -368,7 +368,7 @@ static void test_damage_on_the_way_home(void)
     struct store s;
     struct pms_error error;
     struct pms_janchor anchor;
-    bool indeterminate, twins;
+    bool twins;
     damaged_fd = new_file();
     format(damaged_fd, 0);
     store_open(&s, damaged_fd, 0);
@@ -382,7 +382,7 @@ static void test_damage_on_the_way_home(void)
     caller = pthread_self();
     pms_persist_hook = damage_hook;
     MUST(pms_journal_commit(s.journal, &(struct pms_change){.tx = 1, .runs = &run, .run_count = 1},
-                            &indeterminate, &error) == PMS_OK);
+                            &error) == PMS_OK);
     for (int i = 0; i < 2; i++) {
         MUST(pms_journal_drain(s.journal, &error) == PMS_E_CORRUPT);
         MUST(pms_anchor_read(&ring, &anchor, &twins, &error) == PMS_OK && anchor.tx == 0);

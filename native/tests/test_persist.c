@@ -294,13 +294,14 @@ static void test_hook_sees_memory_primitives_first(void)
 static void test_hook_fails_file_operations(void)
 {
     struct pms_persist p = {0};
+    struct pms_error e;
     int fd = memfd_create("hook", MFD_CLOEXEC);
     struct iovec two[2] = {{(void *)(uintptr_t)"ab", 2}, {(void *)(uintptr_t)"cde", 3}};
     unsigned char *page = aligned(4096);
     spy_start(ENOSPC);
     CHECK(pms_persist_pwrite(&p, fd, "abc", 3, 7) == ENOSPC);
     CHECK(pms_persist_pwritev(&p, fd, two, 2, 9) == ENOSPC);
-    CHECK(pms_persist_sync(&p, fd) == ENOSPC);
+    CHECK(pms_persist_sync(&p, fd, "syncing", &e) == PMS_E_OS && e.sys_errno == ENOSPC);
     CHECK(pms_persist_allocate(&p, fd, 0, 4096) == ENOSPC);
     CHECK(pms_persist_reserve(&p, fd, 0, 4096) == ENOSPC);
     CHECK(pms_persist_truncate(&p, fd, 4096) == ENOSPC);
@@ -367,7 +368,7 @@ static void test_file_operations_are_continued(void)
     interrupted = 0;
     CHECK(pms_persist_pwrite(&p, fd, data, 64, 67) == 0 && interrupted > 10);
     calls = interrupted = 0;
-    CHECK(pms_persist_sync(&p, fd) == 0 && interrupted == 1 && p.syncs == 1);
+    CHECK(pms_persist_sync(&p, fd, "syncing", NULL) == 0 && interrupted == 1 && p.syncs == 1);
     CHECK(pread(fd, back, 128, 3) == 128 && memcmp(back, data, 64) == 0 &&
           memcmp(back + 64, data, 64) == 0);
     CHECK(pms_persist_truncate(&p, fd, 10) == 0 && interrupted == 2 &&
@@ -399,7 +400,7 @@ static void test_writes_land(void)
     CHECK(pread(fd, back, 4000, 1) == 4000 && memcmp(back, data, 4000) == 0);
     CHECK(pms_persist_pwritev(&p, fd, iov, 0, 0) == 0 &&
           pms_persist_pwrite(&p, fd, data, 0, 0) == 0);
-    CHECK(pms_persist_sync(&p, fd) == 0 && p.syncs == 1);
+    CHECK(pms_persist_sync(&p, fd, "syncing", NULL) == 0 && p.syncs == 1);
     free(iov);
     free(data);
     free(back);
@@ -431,6 +432,7 @@ static void test_short_write_ends_in_the_error(void)
 static void test_file_errors_are_returned(void)
 {
     struct pms_persist p = {0};
+    struct pms_error e;
     int fd = memfd_create("errors", MFD_CLOEXEC);
     CHECK(pms_persist_allocate(&p, fd, 4096, 8192) == 0 && lseek(fd, 0, SEEK_END) == 12288);
     CHECK(pms_persist_reserve(&p, fd, 4096, 12288) == 0 && lseek(fd, 0, SEEK_END) == 16384);
@@ -441,7 +443,8 @@ static void test_file_errors_are_returned(void)
     CHECK(pms_persist_reserve(&p, -1, 0, 4096) == EBADF);
     CHECK(pms_persist_truncate(&p, -1, 0) == EBADF);
     CHECK(pms_persist_pwrite(&p, -1, "a", 1, 0) == EBADF);
-    CHECK(pms_persist_sync(&p, -1) == EBADF);
+    CHECK(pms_persist_sync(&p, -1, "syncing", &e) == PMS_E_OS && e.sys_errno == EBADF);
+    CHECK(p.failed_syncs == 1);
     CHECK(pms_persist_protect(&p, (void *)1, 4096, PROT_READ) == EINVAL); /* not a page's address */
 }
 

@@ -188,7 +188,7 @@ def _exception(path: str, error: Any) -> Exception:
         why = f"{os.strerror(error.sys_errno)} ({what})"
         if error.available:
             why += _amounts(error.needed, error.available)
-        if what == "syncing a commit":
+        if what.startswith("syncing"):
             why += (
                 ". Whether it is durable is unknown, so nothing more is written: close the store "
                 "and open it again"
