@@ -91,7 +91,7 @@ int pms_thread_start(pthread_t *thread, struct pms_thread_kind kind, void *(*run
     int err = pthread_create(thread ? thread : &detached, &attr, run, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attr);
-    return err;
+    return err == EAGAIN ? ENOMEM : err;
 }
 
 void pms_thread_after_fork_in_child(void)

@@ -32,7 +32,7 @@ bool pms_thread_has_ended(const struct pms_thread *thread);
 /* A thread of the engine's. Signals are blocked in it, for no handler of the program's may run
  * there. own_faults: but for what its own stores raise: those into a store are captured, and a
  * thread that blocks them would be killed. stack_bytes: 0: what the system gives. thread: NULL:
- * nobody joins it. Returns 0 or errno. */
+ * nobody joins it. Returns 0 or errno, and never EAGAIN, which is what a lock that is held says. */
 struct pms_thread_kind {
     size_t stack_bytes;
     bool own_faults;

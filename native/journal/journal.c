@@ -396,7 +396,7 @@ static int start(struct pms_journal *j, struct pms_error *error)
     errno = pms_thread_start(&j->thread, (struct pms_thread_kind){0}, pms_journal_home_main, j);
     if (!errno)
         return PMS_OK;
-    return pms_fail_errno(error, "starting the journal's thread");
+    return pms_fail_errno(error, "starting the journal's thread: no memory, or too many threads");
 }
 
 int pms_journal_open(struct pms_journal **journal, struct pms_map *map,

@@ -59,7 +59,7 @@ static int start(void)
 {
     int err = pms_thread_start(NULL, (struct pms_thread_kind){STACK_BYTES, false}, run, NULL);
     running = err == 0;
-    return err == EAGAIN ? ENOMEM : err; /* EAGAIN is what a lock that is held says */
+    return err;
 }
 
 static int ask(struct call *call)

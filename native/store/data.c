@@ -106,7 +106,7 @@ int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void
         return PMS_OK;
     /* no huge pages in a private view */
     uint64_t room = pool->map.shared ? whole_huge_pages(bytes, slot) : bytes;
-    int status = allocate(pool, room, slot, bytes, data, room == bytes ? error : NULL);
+    int status = allocate(pool, room, slot, bytes, data, error);
     if (status == PMS_E_FULL && room != bytes)
         status = allocate(pool, room = bytes, slot, bytes, data, error);
     if (status != PMS_OK)

@@ -149,12 +149,9 @@ static int put(struct pms_pool *pool, uint64_t dir, const char *name, uint32_t n
                              error);
     for (uint64_t room = MORE_FOR_NAMES + 2ull * meta_bytes; status == PMS_E_FULL; room *= 4) {
         /* the table of a large directory doubles: that may take more than one step */
-        struct pms_error grown;
-        if (pms_pool_grow(pool, room, &grown) != PMS_OK) {
-            if (error)
-                *error = grown;
-            return grown.status;
-        }
+        status = pms_pool_grow(pool, room, error);
+        if (status != PMS_OK)
+            return status;
         status = pms_dir_put(&dirs, dir, name, name_bytes, kind, meta, meta_bytes, data, data_bytes,
                              error);
     }
@@ -191,7 +188,7 @@ static int container(struct pms_pool *pool, uint64_t dir, const char *name, uint
     if (status != PMS_E_NOT_FOUND || !create)
         return status;
     status = new_one(&dirs, out, error);
-    if (status == PMS_E_FULL && pms_pool_grow(pool, MORE_FOR_NAMES, error) == PMS_OK)
+    if (status == PMS_E_FULL && (status = pms_pool_grow(pool, MORE_FOR_NAMES, error)) == PMS_OK)
         status = new_one(&dirs, out, error);
     if (status != PMS_OK)
         return status;

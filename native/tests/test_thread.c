@@ -70,7 +70,7 @@ static void a_start_that_fails_says_so(void)
     sigset_t before, after;
     pthread_sigmask(SIG_SETMASK, NULL, &before);
     CHECK(pms_thread_start(&thread, (struct pms_thread_kind){(size_t)1 << 50, false}, look,
-                           &over) == EAGAIN);
+                           &over) == ENOMEM);
     pthread_sigmask(SIG_SETMASK, NULL, &after);
     for (int n = 1; n <= SIGRTMAX; n++)
         CHECK(sigismember(&after, n) == sigismember(&before, n));

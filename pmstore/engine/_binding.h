@@ -74,8 +74,8 @@ typedef struct {
 
 bool binding_is_here(const Handle *h); /* false in a fork child, where the store is the parent's */
 
-/* Raises what the error says. Always NULL. */
-PyObject *binding_raise(Handle *h, const struct pms_error *error);
+/* Raises what the error says of the call that returned the status. Always NULL. */
+PyObject *binding_raise(Handle *h, int status, const struct pms_error *error);
 
 /* In a fork child the store is the parent's: destructors there must not touch it, not even its
  * locks. This process: */

@@ -45,8 +45,12 @@ int64_t binding_timeout_ns(PyObject *seconds)
     return (int64_t)(value * 1e9);
 }
 
-PyObject *binding_raise(Handle *h, const struct pms_error *error)
+PyObject *binding_raise(Handle *h, int status, const struct pms_error *error)
 {
+    if (error->status != status)
+        return PyErr_Format(PyExc_SystemError,
+                            "pmstore: a call failed with status %d, its error has %d: %s", status,
+                            (int)error->status, error->what);
     PyObject *result = PyObject_CallFunction(h->fail, "K", (unsigned long long)(uintptr_t)error);
     if (result) { /* it always raises */
         Py_DECREF(result);

@@ -57,7 +57,7 @@ static PyObject *handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                      ((status == PMS_E_OS || status == PMS_E_STATE || status == PMS_E_LOCKED) &&
                       error.sys_errno == EINTR);
         if (!again) {
-            binding_raise(h, &error);
+            binding_raise(h, status, &error);
             break;
         }
         if (PyErr_CheckSignals() < 0)
@@ -154,7 +154,7 @@ static int wait_for_blocks(Handle *h, int64_t deadline)
         }
         if (status == PMS_E_BUSY)
             snprintf(error.what, sizeof error.what, "%s", BLOCK_OPEN_AT_CLOSE);
-        binding_raise(h, &error);
+        binding_raise(h, status, &error);
         return -1;
     }
 }
@@ -209,7 +209,7 @@ static PyObject *handle_close(Handle *h, PyObject *const *args, Py_ssize_t count
      * durable */
     h->closed = ours;
     if (status != PMS_OK)
-        binding_raise(h, &error);
+        binding_raise(h, status, &error);
     keep_first(first);
     if (!first[0])
         Py_RETURN_NONE;
@@ -226,7 +226,7 @@ static PyObject *handle_commit(Handle *h, PyObject *unused)
     struct pms_error error = {0};
     int status;
     Py_BEGIN_ALLOW_THREADS status = binding_engine.commit(h->pool, &error);
-    Py_END_ALLOW_THREADS if (status != PMS_OK) return binding_raise(h, &error);
+    Py_END_ALLOW_THREADS if (status != PMS_OK) return binding_raise(h, status, &error);
     Py_RETURN_NONE;
 }
 

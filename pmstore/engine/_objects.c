@@ -161,7 +161,7 @@ static PyObject *answer(Handle *h, const struct asked *a, int describe)
         !(memory = binding_new_memory(h, &object)))
         return NULL;
     if (status != PMS_OK)
-        return status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : binding_raise(h, &error);
+        return status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : binding_raise(h, status, &error);
     PyObject *made = memory && !describe ? binding_object(memory, &object) : NULL;
     if (!made)
         return new_found(&object, memory);
@@ -201,7 +201,7 @@ PyObject *binding_next(Handle *h, PyObject *const *args, Py_ssize_t count)
         before = binding_engine.put_backs(h->pool);
         Py_BEGIN_ALLOW_THREADS status = binding_engine.next(h->pool, directory, &node, &object,
                                                             &error);
-        Py_END_ALLOW_THREADS if (status != PMS_OK) return binding_raise(h, &error);
+        Py_END_ALLOW_THREADS if (status != PMS_OK) return binding_raise(h, status, &error);
         if (!node)
             Py_RETURN_NONE;
         PyObject *name = PyBytes_FromStringAndSize((const char *)object.name, object.name_bytes),
@@ -231,7 +231,8 @@ PyObject *binding_find(Handle *h, PyObject *const *args, Py_ssize_t count)
         if (status == PMS_OK)
             result = new_found(&object, NULL);
         else
-            result = status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : binding_raise(h, &error);
+            result = status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None)
+                                               : binding_raise(h, status, &error);
     } while (result && binding_engine.put_backs(h->pool) != before); /* as above */
     return result;
 }
@@ -282,7 +283,8 @@ PyObject *binding_put_value(Handle *h, PyObject *const *args, Py_ssize_t count)
     int status;
     Py_BEGIN_ALLOW_THREADS status = binding_engine.put_value(h->pool, directory, path, path_bytes,
                                                              value, value_bytes, &error);
-    Py_END_ALLOW_THREADS return status == PMS_OK ? Py_NewRef(Py_None) : binding_raise(h, &error);
+    Py_END_ALLOW_THREADS return status == PMS_OK ? Py_NewRef(Py_None)
+                                                 : binding_raise(h, status, &error);
 }
 
 /* When slots were flipped last, as the engine has it: a bytearray, so that the engine's answer
@@ -315,7 +317,7 @@ PyObject *binding_flip(Handle *h, PyObject *const *args, Py_ssize_t count)
                                                         &error);
     Py_END_ALLOW_THREADS if (status == PMS_E_NOT_FOUND) Py_RETURN_FALSE;
     if (status != PMS_OK)
-        return binding_raise(h, &error);
+        return binding_raise(h, status, &error);
     memcpy(PyByteArray_AS_STRING(args[2]), &turn, sizeof turn);
     Py_RETURN_TRUE;
 }
@@ -384,7 +386,7 @@ PyObject *binding_splice(Handle *h, PyObject *const *args, Py_ssize_t count)
         Py_BEGIN_ALLOW_THREADS status = binding_engine.splice(h->pool, directory, path, path_bytes,
                                                               index, remove, step, item, n, &error);
         Py_END_ALLOW_THREADS result = status == PMS_OK ? Py_NewRef(Py_None)
-                                                       : binding_raise(h, &error);
+                                                       : binding_raise(h, status, &error);
     }
     if (item != few)
         PyMem_Free(item);

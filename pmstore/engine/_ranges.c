@@ -113,7 +113,7 @@ PyObject *binding_will_write(Handle *h, PyObject *writes)
         int status;
         Py_BEGIN_ALLOW_THREADS status = binding_engine.will_write(h->pool, r.at, r.count, &error);
         Py_END_ALLOW_THREADS result = status == PMS_OK ? Py_NewRef(Py_None)
-                                                       : binding_raise(h, &error);
+                                                       : binding_raise(h, status, &error);
     }
     binding_ranges_free(&r);
     return result;
@@ -131,7 +131,7 @@ PyObject *binding_written(Handle *h, PyObject *arrays)
         Py_BEGIN_ALLOW_THREADS status = binding_engine.written(h->pool, r.at, r.count, &written,
                                                                &error);
         Py_END_ALLOW_THREADS result = status == PMS_OK ? PyBool_FromLong(written)
-                                                       : binding_raise(h, &error);
+                                                       : binding_raise(h, status, &error);
     }
     binding_ranges_free(&r);
     return result;
@@ -157,7 +157,7 @@ PyObject *binding_pending_sum(Handle *h, PyObject *const *args, Py_ssize_t count
         int status;
         Py_BEGIN_ALLOW_THREADS status = binding_engine.pending_sum(h->pool, r.at, r.count, most,
                                                                    &sum, &known, &error);
-        Py_END_ALLOW_THREADS if (status != PMS_OK) result = binding_raise(h, &error);
+        Py_END_ALLOW_THREADS if (status != PMS_OK) result = binding_raise(h, status, &error);
         else result = known ? PyLong_FromUnsignedLong(sum) : Py_NewRef(Py_None);
     }
     binding_ranges_free(&r);

@@ -182,7 +182,7 @@ static int take(Transaction *t, PyObject *task, enum patience patience, struct p
         if (patience == TRY && status == PMS_E_BUSY)
             return 1;
         if (!interrupted && !(status == PMS_E_BUSY && error.holder && (timeout < 0 || left > 0))) {
-            binding_raise(h, &error);
+            binding_raise(h, status, &error);
             return -1;
         }
         if (PyErr_CheckSignals() < 0)
@@ -206,7 +206,7 @@ static int begin(Transaction *t, const struct pms_entered *entry, const struct r
     if (status == PMS_OK && r->count)
         status = binding_engine.will_write(h->pool, r->at, r->count, &error);
     Py_END_ALLOW_THREADS if (status == PMS_OK) return 0;
-    binding_raise(h, &error);
+    binding_raise(h, status, &error);
     return -1;
 }
 
@@ -271,7 +271,7 @@ static PyObject *transaction_fault(Transaction *t, int32_t status, const char *w
 {
     struct pms_error error = {.status = status};
     snprintf(error.what, sizeof error.what, "%s", what);
-    return binding_raise(t->handle, &error);
+    return binding_raise(t->handle, status, &error);
 }
 
 static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssize_t count)
@@ -313,7 +313,7 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
         t->entered++;
         if (last)
             t->task = task;
-        return binding_raise(h, &error);
+        return binding_raise(h, status, &error);
     }
     Py_XDECREF(task);
     if (!commit || status != PMS_OK) {
@@ -330,7 +330,7 @@ static PyObject *transaction_exit(Transaction *t, PyObject *const *args, Py_ssiz
     if (status == PMS_OK ||
         (!commit && (status == PMS_E_CLOSED || status == PMS_E_FORKED || status == PMS_E_STATE)))
         Py_RETURN_FALSE;
-    return binding_raise(h, &error);
+    return binding_raise(h, status, &error);
 }
 
 /* ---- async with ---- */

@@ -282,15 +282,21 @@ def _exception(path: str, error: Any) -> Exception:
     return made
 
 
-def fail(path: str, error: Any) -> NoReturn:
+def fail(path: str, status: int, error: Any) -> NoReturn:
+    """Raises what the error says of the call that returned the status."""
+    if error.status != status:
+        what = _ffi.string(error.what).decode("ascii", "replace")
+        raise SystemError(
+            f"pmstore: a call failed with status {status}, its error has {error.status}: {what}"
+        )
     raise _exception(path, error)
 
 
 def call(path: str, function: Any, *arguments: Any) -> None:
     """A call of the engine that is not one of a `Pool`: function(arguments, error)."""
     error = _ffi.new("struct pms_error *")
-    if function(*arguments, error):
-        fail(path, error)
+    if status := function(*arguments, error):
+        fail(path, status, error)
 
 
 def fail_at(path: str, address: int) -> NoReturn:

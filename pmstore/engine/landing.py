@@ -71,7 +71,7 @@ class Landing:
             some_copies, len(copies), some_flips, len(flips), timeout, error
         )
         if made == native_ffi.NULL:
-            fail(pool.path, error)
+            fail(pool.path, error.status, error)
         self._kept = names
         self._raw = native_ffi.gc(made, native.pms_landing_free)
 

@@ -142,9 +142,11 @@ class Pool:
     # that threads, signal handlers and finalizers that call in the middle never share one.
     def _error(self) -> Any:
         try:
-            return self._errors.pop()
+            error = self._errors.pop()
         except IndexError:
-            return _ffi.new("struct pms_error *")
+            error = _ffi.new("struct pms_error *")
+        error.status = _lib.PMS_OK
+        return error
 
     def call(self, function: Any, *arguments: Any, missing: bool = False) -> bool:
         """One call of the engine: function(pool, arguments, error). missing: what is asked for may
@@ -155,7 +157,7 @@ class Pool:
         error = self._error()
         status = function(self.raw, *arguments, error)
         if status and not (missing and status == _lib.PMS_E_NOT_FOUND):
-            fail(self.path, error)
+            fail(self.path, status, error)
         self._errors.append(error)
         return not status
 

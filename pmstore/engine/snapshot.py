@@ -357,7 +357,7 @@ def copy_pieces(
     """
     bad = native_ffi.new("uint64_t *")
     error = native_ffi.new("struct pms_error *")
-    if native.pms_transfer_copy(
+    if status := native.pms_transfer_copy(
         source,
         _as("uint64_t *", positions),
         target,
@@ -371,12 +371,12 @@ def copy_pieces(
         transfer.raw,
         error,
     ):
-        if error.status == native.PMS_E_CORRUPT:
+        if status == native.PMS_E_CORRUPT:
             return int(bad[0])
         what = native_ffi.string(error.what)
         if error.sys_errno == errno.EIO and what.startswith(b"reading"):
             raise UnreadableError(errno.EIO, f"{what.decode()}: {os.strerror(errno.EIO)}")
-        fail("", error)
+        fail("", status, error)
     return None
 
 
