@@ -17,6 +17,9 @@
 #define MAP_SYNC 0x080000
 #endif
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* likewise: */
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14; an error before */
 #endif
@@ -77,11 +80,46 @@ static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
         err = map_range(m, m->engine, from, to, PROT_READ | PROT_WRITE, flags);
     if (!err && !m->shared && to > from)
         err = make_one_origin(m, from, to);
+    /* not through the seam: nothing is stored there */
+    if (!err && !m->shared && m->home && to > from &&
+        mmap(m->home + from, (size_t)(to - from), PROT_READ, MAP_SHARED | MAP_FIXED, m->fd,
+             (off_t)from) == MAP_FAILED)
+        err = errno;
     return err;
 }
 
 /* of PMS_HUGE: a word */
 static size_t bitmap_bytes(uint64_t reserve) { return (size_t)(reserve / PMS_PAGE / 8); }
+
+/* Each is unmapped once. */
+static void unmap_second_view(struct pms_map *m)
+{
+    unsigned char *second = m->shared ? m->engine : m->home;
+    if (second)
+        munmap(second, (size_t)m->reserve);
+    m->engine = m->user;
+    m->home = NULL;
+}
+
+static void unmap_views(struct pms_map *m)
+{
+    unmap_second_view(m);
+    if (m->user)
+        munmap(m->user, (size_t)m->reserve);
+    m->user = m->engine = NULL;
+}
+
+/* Address space for the user's view and for the other one, if there is another. */
+static bool reserve_both(struct pms_map *m)
+{
+    m->user = m->engine = reserve_aligned(m->reserve);
+    if (!m->user || (m->fd < 0 && !m->shared))
+        return m->user;
+    m->home = reserve_aligned(m->reserve);
+    if (m->shared)
+        m->engine = m->home;
+    return m->home;
+}
 
 /* Tries the reservation asked for, then halves of it, down to what must be mapped. */
 static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
@@ -89,20 +127,14 @@ static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
     reserve = pms_huge_up(reserve);
     uint64_t least = pms_huge_up(bytes);
     for (;;) {
-        m->user = reserve_aligned(reserve);
-        m->engine = m->shared && m->user ? reserve_aligned(reserve) : m->user;
-        void *bits = m->engine ? pms_reserve(2 * bitmap_bytes(reserve)) : NULL;
+        m->reserve = reserve;
+        void *bits = reserve_both(m) ? pms_reserve(2 * bitmap_bytes(reserve)) : NULL;
         if (bits) {
             m->writable = bits;
             m->own = (void *)((char *)bits + bitmap_bytes(reserve));
-            m->reserve = reserve;
             return 0;
         }
-        if (m->engine && m->engine != m->user)
-            munmap(m->engine, (size_t)reserve);
-        if (m->user)
-            munmap(m->user, (size_t)reserve);
-        m->user = m->engine = NULL;
+        unmap_views(m);
         if (reserve == least)
             return ENOMEM;
         reserve = pms_huge_down(reserve / 2);
@@ -165,12 +197,8 @@ void pms_map_close(struct pms_map *m)
     m->parted = m->apart = 0;
     if (m->writable)
         munmap((void *)m->writable, 2 * bitmap_bytes(m->reserve));
-    if (m->engine && m->engine != m->user)
-        munmap(m->engine, (size_t)m->reserve);
-    if (m->user)
-        munmap(m->user, (size_t)m->reserve);
+    unmap_views(m);
     pms_footer_close(m);
-    m->user = m->engine = NULL;
     m->writable = m->own = NULL;
     m->bytes = 0;
 }
@@ -322,15 +350,14 @@ void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes)
 
 int pms_map_read_home(const struct pms_map *m, uint64_t off, uint64_t bytes, void *into)
 {
-    for (uint64_t done = 0; done < bytes;) {
-        ssize_t n = pread(m->fd, (unsigned char *)into + done, (size_t)(bytes - done),
-                          (off_t)(off + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? errno : EIO;
-        done += (uint64_t)n;
-    }
+    uint64_t first = pms_page_down(off), end = pms_page_up(off + bytes);
+    int err = 0;
+    do /* what cannot be read would end the process */
+        err = madvise(m->home + first, (size_t)(end - first), MADV_POPULATE_READ) == 0 ? 0 : errno;
+    while (err == EINTR || err == EAGAIN);
+    if (err && err != EINVAL) /* that is a system which cannot */
+        return EIO;
+    memcpy(into, m->home + off, (size_t)bytes);
     return 0;
 }
 
@@ -442,12 +469,7 @@ void pms_map_forgo(struct pms_map *m, uint64_t off, uint64_t bytes)
         pms_map_release(m, off, bytes); /* no mapping is left: its memory alone */
 }
 
-void pms_map_forgo_engine(struct pms_map *m)
-{
-    if (m->engine && m->engine != m->user)
-        munmap(m->engine, (size_t)m->reserve);
-    m->engine = m->user;
-}
+void pms_map_forgo_engine(struct pms_map *m) { unmap_second_view(m); }
 
 void pms_map_prefer_huge(struct pms_map *m, uint64_t off, uint64_t bytes)
 {

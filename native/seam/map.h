@@ -5,7 +5,9 @@
  * always writable mapping of
  *         the same file, so that metadata, logs and rollback never touch the user's protections;
  *         in private views (domain
- *         file, mode r) the same as user, and the engine unprotects the pages it writes. */
+ *         file, mode r) the same as user, and the engine unprotects the pages it writes.
+ * home:   reads what the file has. In shared views the same as engine. Memory, and no descriptor:
+ *         the thread that answers readers has none of the program's (live/server.h). */
 #ifndef PMS_SEAM_MAP_H
 #define PMS_SEAM_MAP_H
 
@@ -27,6 +29,7 @@ struct pms_map {
     uint64_t reserve; /* address space set aside for growth: user never moves */
     unsigned char *user;
     unsigned char *engine;
+    unsigned char *home; /* NULL: there is no file */
     /* one bit for each page of the reserve: page of user is PROT_WRITE */
     _Atomic uint64_t *writable;
     /* likewise: it has been, since it was given back. Private views: all others are the file's */
@@ -45,7 +48,7 @@ enum pms_map_how { PMS_MAP_SHARED, PMS_MAP_SYNC, PMS_MAP_PRIVATE };
 int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, enum pms_map_how how,
                  struct pms_persist *persist, struct pms_error *error);
 
-/* Extends both views to bytes, if they are smaller. Nothing moves. ERRORS: PMS_E_OS, PMS_E_FULL
+/* Extends all views to bytes, if they are smaller. Nothing moves. ERRORS: PMS_E_OS, PMS_E_FULL
  * (beyond the reserve). */
 int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error);
 
@@ -125,7 +128,7 @@ void pms_map_release(struct pms_map *m, uint64_t off, uint64_t bytes);
 /* Whoever looks there from now on finds nothing, and dies of it. Its memory is given back. */
 void pms_map_forgo(struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* Without the engine's view. REQUIRES: the engine is closed. */
+/* Without the engine's view, and the file's. REQUIRES: the engine is closed. */
 void pms_map_forgo_engine(struct pms_map *m);
 
 /* the engine's address of a byte */

@@ -279,21 +279,25 @@ static void a_snapshot_beside_a_roll_back(void)
     close_store();
 }
 
+static bool show_home(int fd)
+{
+    return mmap(pool->map.home, pool->map.bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) ==
+           pool->map.home;
+}
+
 /* While `what` runs, the file can be read up to here and no further. */
 static void unreadable(uint64_t from, void (*what)(void))
 {
     static unsigned char block[PMS_PAGE];
     char part[300];
     snprintf(part, sizeof part, "%s-part", path);
-    int fd = pool->map.fd, kept = dup(fd),
-        short_fd = open(part, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fd = pool->map.fd, short_fd = open(part, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     for (uint64_t at = 0; at < from; at += sizeof block)
         CHECK(pread(fd, block, sizeof block, (off_t)at) == sizeof block &&
               pwrite(short_fd, block, sizeof block, (off_t)at) == sizeof block);
-    CHECK(kept >= 0 && short_fd >= 0 && dup2(short_fd, fd) == fd);
+    CHECK(short_fd >= 0 && show_home(short_fd));
     what();
-    CHECK(dup2(kept, fd) == fd);
-    close(kept);
+    CHECK(show_home(fd));
     close(short_fd);
     unlink(part);
 }

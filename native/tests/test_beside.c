@@ -140,6 +140,44 @@ static void each_version_is_whole(void)
     }
 }
 
+static bool is_bare(const struct pms_pool *p, uint64_t off)
+{
+    const struct pms_dirty *d = pms_dirty_first(&p->undo.dirty);
+    while (d < pms_dirty_end(&p->undo.dirty) &&
+           (d->kind != PMS_DIRTY_BARE || off < d->off || off >= d->off + d->len))
+        d++;
+    return d < pms_dirty_end(&p->undo.dirty);
+}
+
+/* A first large write of a page leaves its pre-image in the file alone (log/bare.h). */
+static void a_reader_comes_in_the_middle_of_a_first_write(void)
+{
+    const uint64_t items = 512u << 10;
+    struct pms_error e;
+    struct pms_object o;
+    struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_FILE, false);
+    put(writer, "a", items, 1);
+    CHECK(pms_pool_close(writer, 1, &e) == PMS_OK);
+    pms_pool_release(writer);
+    writer = open_as(PMS_MODE_READ_WRITE, PMS_DOMAIN_FILE, false);
+    CHECK(pms_object_find(writer, 0, "a", 1, &o, &e) == PMS_OK);
+    struct pms_range half = {(uint64_t)(uintptr_t)array(writer, o.data), items / 2 * 8};
+    CHECK(pms_will_write(writer, &half, 1, &e) == PMS_OK && is_bare(writer, o.data));
+    for (uint64_t i = 0; i < items / 2; i++)
+        array(writer, o.data)[i] = 2;
+    for (uint64_t version = 1; version < 4; version++) {
+        struct pms_pool *reader = open_as(PMS_MODE_READ, 0, false);
+        CHECK(reader && get(reader, "a") == version);
+        if (reader)
+            pms_pool_release(reader);
+        for (uint64_t i = 0; i < items; i++)
+            array(writer, o.data)[i] = version + 1;
+        CHECK(pms_commit(writer, &e) == PMS_OK);
+    }
+    CHECK(pms_pool_close(writer, 0, &e) == PMS_OK);
+    pms_pool_release(writer);
+}
+
 static void what_was_read_stays(void)
 {
     struct pms_error e;
@@ -416,6 +454,7 @@ static void nothing_is_left(void)
 int main(void)
 {
     snprintf(path, sizeof path, "/dev/shm/pms-test-beside-%ld", (long)getpid());
+    TEST(a_reader_comes_in_the_middle_of_a_first_write);
     TEST(what_was_read_stays);
     TEST(others_are_sent_away);
 #ifndef __SANITIZE_THREAD__ /* there the thread that answers has no table of its own */

@@ -190,7 +190,7 @@ static void failing_disk(void)
     pms_persist_hook = fail_next_pwrite;
     CHECK(write_number(pool, 2) == PMS_E_OS);
     pms_persist_hook = NULL;
-    CHECK(read_number(pool) == 1); /* what was not written is not shown */
+    CHECK(read_number(pool) == 1);          /* what was not written is not shown */
     CHECK(write_number(pool, 3) == PMS_OK); /* nothing was lost: it was refused */
     CHECK(read_number(pool) == 3 && pms_pool_close(pool, 0, &e) == PMS_OK);
     pms_pool_release(pool);
