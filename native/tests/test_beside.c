@@ -2,6 +2,7 @@
  * no reader asks for is sent away; nothing is left of either. */
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,6 +150,14 @@ static bool is_bare(const struct pms_pool *p, uint64_t off)
     return d < pms_dirty_end(&p->undo.dirty);
 }
 
+static uint32_t entries_of(struct pms_pool *p)
+{
+    pms_undo_lock(&p->undo);
+    uint32_t entries = (uint32_t)pms_undo_entries(&p->undo);
+    pms_undo_unlock(&p->undo);
+    return entries;
+}
+
 /* A first large write of a page leaves its pre-image in the file alone (log/bare.h). */
 static void a_reader_comes_in_the_middle_of_a_first_write(void)
 {
@@ -176,6 +185,41 @@ static void a_reader_comes_in_the_middle_of_a_first_write(void)
     }
     CHECK(pms_pool_close(writer, 0, &e) == PMS_OK);
     pms_pool_release(writer);
+}
+
+static void *open_reader(void *reader)
+{
+    *(struct pms_pool **)reader = open_as(PMS_MODE_READ, 0, false);
+    return NULL;
+}
+
+/* It knows what was grown between its question and its version. The answer takes as long as the
+ * pre-images that are read for it; the writer sees that it is under way. */
+static void a_reader_comes_in_the_middle_of_a_growth(void)
+{
+    const uint64_t items = 8u << 20;
+    struct pms_error e;
+    struct pms_object o;
+    struct pms_pool *reader = NULL, *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_FILE, false);
+    put(writer, "a", items, 1);
+    CHECK(pms_pool_close(writer, 1, &e) == PMS_OK);
+    pms_pool_release(writer);
+    writer = open_as(PMS_MODE_READ_WRITE, PMS_DOMAIN_FILE, false);
+    CHECK(pms_object_find(writer, 0, "a", 1, &o, &e) == PMS_OK);
+    struct pms_range all = {(uint64_t)(uintptr_t)array(writer, o.data), items * 8};
+    CHECK(pms_will_write(writer, &all, 1, &e) == PMS_OK && is_bare(writer, o.data));
+    uint32_t segments = writer->super.segment_count, before = entries_of(writer);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, open_reader, &reader) == 0);
+    while (entries_of(writer) == before)
+        sched_yield();
+    put(writer, "b", items, 2);
+    CHECK(writer->super.segment_count > segments && pms_commit(writer, &e) == PMS_OK);
+    pthread_join(thread, NULL);
+    CHECK(reader && get(reader, "a") == 1 && get(reader, "b") == 2);
+    pms_pool_release(writer);
+    if (reader)
+        pms_pool_release(reader);
 }
 
 static void what_was_read_stays(void)
@@ -455,6 +499,7 @@ int main(void)
 {
     snprintf(path, sizeof path, "/dev/shm/pms-test-beside-%ld", (long)getpid());
     TEST(a_reader_comes_in_the_middle_of_a_first_write);
+    TEST(a_reader_comes_in_the_middle_of_a_growth);
     TEST(what_was_read_stays);
     TEST(others_are_sent_away);
 #ifndef __SANITIZE_THREAD__ /* there the thread that answers has no table of its own */

@@ -1,5 +1,6 @@
 /* Landings: copies into idle slots, flips, and what else is pending, as one commit. With words
  * that come, come late, or never. */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -223,6 +224,40 @@ static void a_roll_back_or_another_one_disarms_it(void)
     close_store();
 }
 
+static int no_space(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    (void)addr, (void)bytes;
+    return primitive == PMS_PRIM_PWRITE ? ENOSPC : 0;
+}
+
+/* The record was not written: the slots are as they were, whether the transaction goes on or not.
+ */
+static void a_commit_that_fails_flips_nothing(void)
+{
+    if (domain != PMS_DOMAIN_FILE)
+        return;
+    for (int goes_on = 0; goes_on < 2; goes_on++) {
+        make();
+        step(1);
+        uint32_t now[] = {pair_of(0).current, pair_of(1).current};
+        struct pms_landing *l = landing(2, &here, SECOND);
+        CHECK(ok(pms_landing_arm(pool, l, &e)));
+        CHECK(ok(pms_landing_arm(pool, l, &e)));
+        pms_persist_hook = no_space;
+        CHECK(pms_commit(pool, &e) == PMS_E_FULL);
+        pms_persist_hook = NULL;
+        CHECK(pms_landing_result(l, &e) == PMS_E_FULL);
+        pms_landing_free(l);
+        CHECK(ok(goes_on ? pms_commit(pool, &e) : pms_rollback(pool, &e)));
+        CHECK(pair_of(0).current == now[0] && pair_of(1).current == now[1] && state() == 1);
+        close_store();
+        CHECK(open_store(PMS_MODE_READ_WRITE) && state() == 1);
+        step(3);
+        CHECK(state() == 3);
+        close_store();
+    }
+}
+
 static void bad_landings(void)
 {
     make();
@@ -421,6 +456,7 @@ int main(void)
         TEST(what_was_written_while_a_landing_that_fails_waited);
         TEST(copies_that_fail_or_are_late);
         TEST(a_roll_back_or_another_one_disarms_it);
+        TEST(a_commit_that_fails_flips_nothing);
         TEST(bad_landings);
         TEST(a_landing_into_what_another_one_committed);
     }
