@@ -91,12 +91,10 @@ static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
 /* of PMS_HUGE: a word */
 static size_t bitmap_bytes(uint64_t reserve) { return (size_t)(reserve / PMS_PAGE / 8); }
 
-/* Each is unmapped once. */
 static void unmap_second_view(struct pms_map *m)
 {
-    unsigned char *second = m->shared ? m->engine : m->home;
-    if (second)
-        munmap(second, (size_t)m->reserve);
+    if (m->home)
+        munmap(m->home, (size_t)m->reserve);
     m->engine = m->user;
     m->home = NULL;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "seam/map.h"
@@ -38,6 +39,33 @@ static void close_map(void)
 {
     close(map.fd);
     pms_map_close(&map);
+}
+
+static const void *watched;
+static int times;
+
+/* The engine's. */
+int munmap(void *at, size_t bytes)
+{
+    times += at == watched;
+    return (int)syscall(SYS_munmap, at, bytes);
+}
+
+/* Twice would be what somebody else has mapped there since. */
+static void each_view_is_unmapped_once(void)
+{
+    static const enum pms_map_how how[] = {PMS_MAP_SHARED, PMS_MAP_PRIVATE};
+    for (int i = 0; i < 4; i++) {
+        open_map(how[i % 2]);
+        const void *views[] = {map.user, map.home};
+        CHECK(views[1] != views[0] && map.home[5 * PMS_PAGE] == of_file(5));
+        times = 0;
+        watched = views[i / 2];
+        pms_map_forgo_engine(&map);
+        close_map();
+        CHECK(times == 1);
+        watched = NULL;
+    }
 }
 
 static bool take(uint64_t first, uint64_t pages)
@@ -246,6 +274,7 @@ int main(void)
     snprintf(path, sizeof path, "%s/pms-test-map-%ld",
              getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm", (long)getpid());
     pms_parallel_start();
+    TEST(each_view_is_unmapped_once);
     TEST(what_was_read_is_copied_at_once);
     TEST(what_was_stored_stays);
     TEST(what_is_writable_is_left_alone);
