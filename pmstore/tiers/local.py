@@ -145,14 +145,16 @@ def _sync_names(directory: Path) -> None:
 
 
 def open_file(path: Path, flags: int, direct: bool) -> int:
-    """Of a file that is there. direct: with O_DIRECT, where the file system can."""
+    """Of a file that is there: neither of what a link leads to, nor of a pipe, which waits for
+    somebody. direct: with O_DIRECT, where the file system can."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if direct:
         try:
-            return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
+            return os.open(path, flags | os.O_DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-    return os.open(path, flags | os.O_CLOEXEC)
+    return os.open(path, flags)
 
 
 _RESERVE_LEAST = 16 << 20
@@ -180,7 +182,7 @@ class _Listed(Mapping[str, int]):
         if name not in self._names:
             raise KeyError(name)
         try:
-            return os.stat(self._path / name).st_size
+            return os.stat(self._path / name, follow_symlinks=False).st_size
         except FileNotFoundError:
             return -1
 
@@ -200,19 +202,20 @@ class LocalBackend:
             for entry in entries:
                 # deleted since the directory was read: that one only is not there
                 with contextlib.suppress(FileNotFoundError):
-                    if entry.is_file():
-                        found[entry.name] = entry.stat().st_size
+                    if entry.is_file(follow_symlinks=False):
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size
         return found
 
     def listed(self) -> Mapping[str, int]:
         """The system is asked for a size when somebody wants it: of thousands of epochs a flush
         looks at the files of one."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            return _Listed(self.path, {entry.name for entry in entries if entry.is_file()})
+            return _Listed(self.path, {e.name for e in entries if e.is_file(follow_symlinks=False)})
         return {}
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        with open(self.path / name, "rb") as file:
+        path = self.path / name
+        with os.fdopen(open_file(path, os.O_RDONLY, direct=False), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             # no more than is there, whatever somebody declared
             nbytes = (size if end is None else min(end, size)) - start
