@@ -25,8 +25,8 @@ import numpy as np
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from pmstore.base.words import decode_name
+from pmstore.torch._read.stored import StoredOptimizer, StoredRun, StoredTensor
 from pmstore.torch.keys import full_name
-from pmstore.torch.stored import StoredOptimizer, StoredRun, StoredTensor
 
 _BESIDE = re.compile(r"(?<![^.])(?:_orig_mod|_checkpoint_wrapped_module)\.")
 """What torch.compile and checkpoint_wrapper put into names, and torch's state dicts leave out."""

@@ -20,8 +20,8 @@ from pmstore.dcp.keys import Listed, Prefixes, listed
 from pmstore.dcp.ranks import Ranks
 from pmstore.dcp.source import Source
 from pmstore.errors import CorruptStoreError, MixedStoresError
-from pmstore.torch.shards import chunk
-from pmstore.torch.stored import StoredRun, StoredTensor, StoreHolding
+from pmstore.torch._read.stored import StoredRun, StoredTensor, StoreHolding
+from pmstore.torch._state.sharded import chunk
 
 
 def open_run(paths: Sequence[str], name: str, prefixes: Prefixes) -> RunSource:
