@@ -8,8 +8,8 @@ started, what was acknowledged.
 | here | there |
 |---|---|
 | `newest_common`, `keys`, `Key` | `distributed/generations.py` |
-| `start`, `at_go_back`, `at_allow`, `at_begin_term`, `at_barrier` | `torch/joining.py` |
-| `at_train`, `at_end` | `torch/steps.py`: `end`, with `Membership.turn` around it |
+| `start`, `at_go_back`, `at_allow`, `at_begin_term`, `at_barrier` | `torch/_job/join.py` |
+| `at_train`, `at_end` | `torch/_step/steps.py`: `end`, with `Membership.turn` around it |
 | `at_commit`, the landing, what is held | `native/commit/hold.c`, `pmstore/mirror/` |
 | `begin_ticket`, `settle`, `at_leave` | `distributed/membership.py` |
 

@@ -267,8 +267,9 @@ class Store(Flushing):
             before, raises SnapshotLostError. The writer never waits for a reader: it gives up what
             it keeps first.
 
-        Raises: StoreLockedError: a process writes to it and does not answer; TransactionError: it
-            was not opened with mode="r", or with lock=True; and as `pmstore.open`.
+        Raises: StoreLockedError: a process writes to it and does not answer; SnapshotLostError:
+            another store lies at its path; TransactionError: it was not opened with mode="r", or
+            with lock=True; and as `pmstore.open`.
         """
         return self._core.refresh(keep)
 

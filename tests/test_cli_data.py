@@ -589,8 +589,8 @@ def test_names_that_collide(shm: Path) -> None:
 
 
 def test_every_command_has_examples() -> None:
-    commands = [(name,) for name in TABLE if name != "dcp"]
-    commands += [("dcp", "convert"), ("demo",), ("schedule", "simulate")]
+    commands = [(name,) for name in TABLE]
+    commands += [("demo",), ("schedule", "simulate")]
     for command in commands:
         told = run(*command, "--help")
         assert told.exit_code == 0
@@ -600,7 +600,7 @@ def test_every_command_has_examples() -> None:
 
 def test_the_list_of_commands_is_not_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for words in (["--help"], ["schedule", "--help"], ["dcp", "--help"]):
+    for words in (["--help"], ["schedule", "--help"]):
         listed = run(*words).stdout.partition("Commands:")[2]
         assert listed
         assert "..." not in listed

@@ -183,6 +183,27 @@ with pmstore.open({str(path)!r}) as store:
     assert eval(done.stdout) == (2 * np.arange(400.0).reshape(100, 4).sum(0)).tolist()
 
 
+def test_a_data_loader_worker_that_writes_says_why_it_dies(path: Path) -> None:
+    """Although torch puts a handler of its own over the engine's there."""
+    pytest.importorskip("torch")
+    code = f"""
+import torch, pmstore
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 1
+    def __getitem__(self, i):
+        x[i] = 1
+with pmstore.open({str(path)!r}) as store:
+    x = store.zeros("x", 100)
+    store.commit()
+    list(torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="fork"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    assert "write to an array of a store that the parent process opened" in done.stderr
+
+
 def test_threads_write_lists_and_groups(store: pmstore.Store) -> None:
     """Inside one transaction, and in blocks that take turns."""
     errors: list[BaseException] = []
@@ -265,7 +286,7 @@ def test_dangling_and_circular_links(shm: Path) -> None:
     assert not (shm / "nowhere.pm").exists()
 
 
-@pytest.mark.parametrize("umask", [0, 0o077])
+@pytest.mark.parametrize("umask", [0, 0o077, 0o777])
 def test_a_new_store_is_its_owners_alone(path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:

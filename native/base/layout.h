@@ -116,10 +116,11 @@ struct pms_session {
     /* of the file, and when it was created (CLOCK_REALTIME): a copy has others. 0: not known */
     uint64_t inode;
     int64_t born_ns;
-    uint8_t footer;    /* 1: the page behind the last segment is kept, see footer.h */
-    uint8_t unused[7]; /* zero */
-    uint64_t backed;   /* at least so many bytes of entries have their room on the disk; 0: ask */
-    uint8_t reserved[20]; /* zero */
+    uint8_t footer;      /* 1: the page behind the last segment is kept, see footer.h */
+    uint8_t unused[7];   /* zero */
+    uint64_t backed;     /* at least so many bytes of entries have their room on the disk; 0: ask */
+    uint8_t secret[16];  /* drawn at each open for writing: who can say it may read the file */
+    uint8_t reserved[4]; /* zero */
     uint32_t crc;
 };
 static_assert(sizeof(struct pms_session) == 512, "one sector");

@@ -4,15 +4,21 @@
  * A reader's version is a snapshot (log/snapshot.h) that never makes a commit wait: where its
  * bound is reached it is given up, and the reader is told. While nobody reads the thread sleeps in
  * the kernel, and commits know nothing of it. It holds the log lock as any snapshot's reader does,
- * for moments; it never takes the operation lock; and it waits for no reader: what one does not
- * take stays unsent.
+ * for moments; it never takes the operation lock; and it waits for no reader: an answer that one
+ * does not take is dropped.
+ *
+ * The program never waits for what the thread waits for in the kernel: a store is withdrawn under
+ * a lock that the thread holds over work in memory alone.
  *
  * The thread has a table of descriptors of its own (seam/holder.h says why), and takes no
  * signals. Where the system allows no such table nobody is answered. */
 #ifndef PMS_LIVE_SERVER_H
 #define PMS_LIVE_SERVER_H
 
+#include "live/wire.h"
 #include "log/undo.h"
+
+struct pms_door;
 
 /* A store that is open for writing. The caller's memory, until withdrawn. */
 struct pms_served {
@@ -21,12 +27,13 @@ struct pms_served {
     const _Atomic uint64_t *epoch;      /* of the last commit */
     uint64_t device, inode;
     int64_t opened_ns;
-    int listener; /* the thread's */
-    bool offered;
-    struct pms_served *next;
+    uint8_t secret[PMS_WIRE_KEY]; /* of the session record */
+    struct pms_door *door;        /* NULL: not offered */
+    uint64_t process;             /* pms_process_generation() where it was */
 };
 
-/* From now on readers are answered. Where that cannot be they are not: the store is as good. */
+/* Readers are answered from now on, or from a moment later on. Where that cannot be they are not:
+ * the store is as good. */
 void pms_serve(struct pms_served *s);
 
 /* From now on no reader is, and nothing of the store is looked at. REQUIRES: not the log lock. */

@@ -4,180 +4,114 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
-#include <sys/time.h>
-#include <unistd.h>
 
 #include "base/pages.h"
-#include "base/process.h"
 #include "base/quiet.h"
 #include "heap/super.h"
-#include "live/wire.h"
 
-#define ANSWER_SECONDS 10 /* a writer that does not say anything for so long is stopped */
-
-static int lose(struct pms_sight *v, struct pms_error *error, const char *why)
+/* What came instead of an answer. */
+static int lose(struct pms_sight *v, enum pms_heard heard, struct pms_error *error)
 {
+    static const char *const why[] = {
+        [PMS_HEARD_NOTHING] = "it does not answer readers now",
+        [PMS_HEARD_SIGNAL] = "waiting for the process that writes to the store",
+        [PMS_HEARD_END] = "the process that writes to the store has ended",
+        [PMS_HEARD_REFUSAL] = "the process that writes to the store has gone on",
+        [PMS_HEARD_NONSENSE] = "the process that writes to the store answers with something else",
+        [PMS_HEARD_STRANGER] = "another user's process answers readers in its place",
+        [PMS_HEARD_CLOSED] = "the program has closed the connection to the store's writer",
+    };
+    errno = EINTR;
+    v->interrupted = heard == PMS_HEARD_SIGNAL;
+    if (v->interrupted)
+        return pms_fail_errno(error, why[heard]);
     v->lost = true;
     /* stopped, it may be: another open would wait as long, and end here too */
+    v->silent = heard == PMS_HEARD_NOTHING;
+    bool locked = v->silent || heard == PMS_HEARD_STRANGER;
+    return pms_fail(error, locked ? PMS_E_LOCKED : PMS_E_LOST, "%s", why[heard]);
+}
+
+static int lost_before(const struct pms_sight *v, struct pms_error *error)
+{
     return pms_fail(error, v->silent ? PMS_E_LOCKED : PMS_E_LOST, "%s",
-                    v->silent ? "it does not answer readers now" : why);
+                    v->silent ? "it does not answer readers now" : "it was lost before");
 }
 
-/* ---- talking to the writer ---- */
-
-/* The descriptor is still ours: a program may have closed all that it does not know. */
-static bool is_ours(const struct pms_sight *v)
-{
-    struct stat st;
-    return v->socket >= 0 && fstat(v->socket, &st) == 0 && S_ISSOCK(st.st_mode) &&
-           st.st_ino == v->socket_inode;
-}
-
-static bool send_all(const struct pms_sight *v, const void *data, size_t bytes, int with_fd)
-{
-    union {
-        struct cmsghdr head;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control;
-    memset(&control, 0, sizeof control);
-    struct iovec from = {(void *)(uintptr_t)data, bytes};
-    struct msghdr m = {.msg_iov = &from, .msg_iovlen = 1};
-    if (with_fd >= 0) {
-        m.msg_control = &control;
-        m.msg_controllen = sizeof control;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof with_fd);
-        memcpy(CMSG_DATA(c), &with_fd, sizeof with_fd);
-    }
-    while (from.iov_len) {
-        ssize_t n = sendmsg(v->socket, &m, MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        from.iov_base = (char *)from.iov_base + n;
-        from.iov_len -= (size_t)n;
-        m.msg_control = NULL;
-        m.msg_controllen = 0;
-    }
-    return true;
-}
-
-static bool receive_all(struct pms_sight *v, void *to, uint64_t bytes)
-{
-    for (unsigned char *at = to; bytes;) {
-        ssize_t n = recv(v->socket, at, (size_t)bytes, MSG_WAITALL);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0) {
-            v->silent = n < 0 && errno == EAGAIN;
-            return false;
-        }
-        at += n;
-        bytes -= (uint64_t)n;
-    }
-    return true;
-}
-
-/* The head of an answer. */
-static int receive_head(struct pms_sight *v, uint64_t most, uint64_t *bytes,
-                        struct pms_error *error)
-{
-    struct pms_answer a;
-    if (!receive_all(v, &a, sizeof a))
-        return lose(v, error, "the process that writes to the store has ended");
-    if (a.magic != PMS_WIRE_MAGIC || (a.status == PMS_OK && (a.bytes == 0 || a.bytes > most)))
-        return lose(v, error, "the process that writes to the store answers with something else");
-    if (a.status != PMS_OK)
-        return lose(v, error, "the process that writes to the store has gone on");
-    *bytes = a.bytes;
-    return PMS_OK;
-}
-
-static int ask(struct pms_sight *v, const struct pms_question *q, const struct pms_part *range,
-               int with_fd, struct pms_error *error)
-{
-    if (v->lost)
-        return lose(v, error, "it was lost before");
-    if (!is_ours(v))
-        return lose(v, error, "the program has closed the connection to the store's writer");
-    if (!send_all(v, q, sizeof *q, with_fd) ||
-        (q->count && !send_all(v, range, q->count * sizeof *range, -1)))
-        return lose(v, error, "the process that writes to the store has ended");
-    return PMS_OK;
-}
-
-/* Whoever may write the store, as far as the system tells: its owner, root, or this user. */
-static bool is_trusted(int fd, uint32_t owner)
-{
-    struct ucred peer;
-    socklen_t bytes = sizeof peer;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 &&
-           (peer.uid == 0 || peer.uid == owner || peer.uid == geteuid());
-}
+/* ---- pages of the writer ---- */
 
 int pms_sight_connect(struct pms_sight *v, int fd, const struct pms_session *session,
                       struct pms_error *error)
 {
-    struct stat st;
-    struct sockaddr_un address;
-    struct timeval patience = {ANSWER_SECONDS, 0};
-    if (fstat(fd, &st) != 0)
-        return pms_fail_errno(error, "looking at the store's file");
-    socklen_t bytes = pms_wire_address(&address, st.st_dev, st.st_ino, session->opened_ns);
-    v->socket = pms_process_socket(AF_UNIX, SOCK_STREAM);
-    if (v->socket < 0)
-        return pms_fail_errno(error, "making a socket to ask the store's writer");
-    (void)setsockopt(v->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    (void)setsockopt(v->socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    struct stat own;
-    bool there = connect(v->socket, (const struct sockaddr *)&address, bytes) == 0;
-    v->silent = !there && errno == EAGAIN; /* so many wait before us */
-    there = there && fstat(v->socket, &own) == 0;
-    if (!there || !is_trusted(v->socket, st.st_uid)) {
-        pms_process_close(v->socket);
-        v->socket = -1;
-        return pms_fail(error, PMS_E_LOCKED, "%s",
-                        there ? "another user's process answers readers in its place"
-                              : "it does not answer readers");
-    }
-    v->socket_inode = own.st_ino;
-    v->of = PMS_SIGHT_OF_WRITER;
-    v->fd = fd;
-    return PMS_OK;
+    int status = pms_client_open(&v->client, fd, session, error);
+    if (status == PMS_OK)
+        v->of = PMS_SIGHT_OF_WRITER;
+    return status;
 }
 
 int pms_sight_pin(struct pms_sight *v, bool keep, struct pms_superblock *super,
                   struct pms_error *error)
 {
-    struct pms_question q = {PMS_WIRE_MAGIC, PMS_WIRE_PIN, keep, 0};
-    uint64_t bytes = 0;
-    int status = ask(v, &q, NULL, v->fd, error);
-    if (status == PMS_OK)
-        status = receive_head(v, sizeof *super, &bytes, error);
-    if (status == PMS_OK && (bytes != sizeof *super || !receive_all(v, super, bytes)))
-        status = lose(v, error, "the process that writes to the store has ended");
-    return status == PMS_OK ? pms_super_check(super, error) : status;
+    struct pms_question q = {.op = PMS_WIRE_PIN, .keep = keep};
+    struct iovec to = {super, sizeof *super};
+    pms_client_begin(&v->client, 0);
+    enum pms_heard heard = pms_client_ask(&v->client, &q, &to, 1);
+    return heard == PMS_HEARD_ANSWER ? pms_super_check(super, error) : lose(v, heard, error);
 }
 
+struct fetching { /* of what is asked for together */
+    struct pms_sight *v;
+    const struct pms_map *map;
+    struct pms_question q;
+    struct iovec to[PMS_WIRE_RANGES];
+    uint64_t bytes, done;
+};
+
 /* Into private memory that may be written. */
-static int fetch(struct pms_sight *v, const struct pms_map *map, const struct pms_part *range,
-                 uint32_t count, struct pms_error *error)
+static enum pms_heard fetch_now(struct fetching *f)
 {
-    struct pms_question q = {PMS_WIRE_MAGIC, PMS_WIRE_READ, 0, count};
-    int status = ask(v, &q, range, -1, error);
-    for (uint32_t i = 0; i < count && status == PMS_OK; i++)
-        for (uint64_t done = 0, bytes = 0; done < range[i].bytes && status == PMS_OK;
-             done += bytes) {
-            status = receive_head(v, range[i].bytes - done, &bytes, error);
-            if (status == PMS_OK && !receive_all(v, map->user + range[i].off + done, bytes))
-                status = lose(v, error, "the process that writes to the store has ended");
-        }
-    return status;
+    if (!f->q.count)
+        return PMS_HEARD_ANSWER;
+    enum pms_heard heard = pms_client_ask(&f->v->client, &f->q, f->to, f->q.count);
+    if (heard == PMS_HEARD_ANSWER)
+        f->done += f->bytes;
+    f->q.count = 0;
+    f->bytes = 0;
+    return heard;
+}
+
+static enum pms_heard fetch(struct fetching *f, const struct pms_part *range)
+{
+    enum pms_heard heard = PMS_HEARD_ANSWER;
+    for (uint64_t at = 0, n; at < range->bytes && heard == PMS_HEARD_ANSWER; at += n) {
+        uint64_t left = range->bytes - at, room = PMS_WIRE_PIECE - f->bytes;
+        n = left < room ? left : room;
+        f->q.range[f->q.count] = (struct pms_part){range->off + at, n};
+        f->to[f->q.count++] = (struct iovec){f->map->user + range->off + at, n};
+        f->bytes += n;
+        if (f->bytes == PMS_WIRE_PIECE || f->q.count == PMS_WIRE_RANGES)
+            heard = fetch_now(f);
+    }
+    return heard;
+}
+
+/* done: so many bytes of the ranges have come. The others are asked for again. */
+static int fetch_all(struct pms_sight *v, const struct pms_map *map, const struct pms_part *range,
+                     uint32_t count, uint64_t *done, struct pms_error *error)
+{
+    struct fetching f = {.v = v, .map = map, .q = {.op = PMS_WIRE_READ}};
+    enum pms_heard heard = PMS_HEARD_ANSWER;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += range[i].bytes;
+    v->interrupted = false;
+    pms_client_begin(&v->client, bytes);
+    for (uint32_t i = 0; i < count && heard == PMS_HEARD_ANSWER; i++)
+        heard = fetch(&f, &range[i]);
+    if (heard == PMS_HEARD_ANSWER)
+        heard = fetch_now(&f);
+    *done = f.done;
+    return heard == PMS_HEARD_ANSWER ? PMS_OK : lose(v, heard, error);
 }
 
 /* ---- pages of the file ---- */
@@ -202,8 +136,10 @@ static int copy(struct pms_sight *v, struct pms_map *map, const struct pms_part 
         }
     }
     pms_full_fence(); /* the copies, before the record is read */
-    return is_untouched(v) ? PMS_OK
-                           : lose(v, error, "somebody has opened the store for writing since");
+    if (is_untouched(v))
+        return PMS_OK;
+    v->lost = true;
+    return pms_fail(error, PMS_E_LOST, "somebody has opened the store for writing since");
 }
 
 /* ---- what is loaded ---- */
@@ -240,6 +176,20 @@ static void set_loaded(struct pms_sight *v, const struct pms_part *range)
     for (uint64_t page = range->off / PMS_PAGE, end = page + range->bytes / PMS_PAGE; page < end;
          page++)
         v->loaded[page / 64] |= 1ull << (page % 64);
+}
+
+/* They are not: a signal came before they were. done: but for so many bytes of them. */
+static void set_missing(struct pms_sight *v, const struct pms_part *range, uint32_t count,
+                        uint64_t done)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t skip = range[i].bytes < done ? range[i].bytes : done;
+        done -= skip;
+        uint64_t page = (range[i].off + skip) / PMS_PAGE,
+                 end = (range[i].off + range[i].bytes) / PMS_PAGE;
+        for (; page < end; page++)
+            v->loaded[page / 64] &= ~(1ull << (page % 64));
+    }
 }
 
 #define LOOK_BYTES (256ull << 20) /* less is not asked about */
@@ -321,10 +271,16 @@ static int load(struct missing *m, struct pms_error *error)
     struct pms_sight *v = m->v;
     if (!m->count)
         return PMS_OK;
+    if (v->lost)
+        return lost_before(v, error);
+    uint64_t done = 0;
     set_writable(m, true);
-    int status = v->of == PMS_SIGHT_OF_WRITER ? fetch(v, m->map, m->range, m->count, error)
-                                              : copy(v, m->map, m->range, m->count, error);
+    int status = v->of == PMS_SIGHT_OF_WRITER
+                     ? fetch_all(v, m->map, m->range, m->count, &done, error)
+                     : copy(v, m->map, m->range, m->count, error);
     set_writable(m, false);
+    if (status != PMS_OK && !v->lost)
+        set_missing(v, m->range, m->count, done);
     m->count = 0;
     return status;
 }
@@ -349,33 +305,31 @@ int pms_sight_load(struct pms_sight *v, struct pms_undo *u, struct pms_map *map,
             set_loaded(v, &m.range[m.count]);
             m.count += m.range[m.count].bytes > 0;
             if (m.count == PMS_WIRE_RANGES)
-                status = v->lost ? lose(v, error, "it was lost before") : load(&m, error);
+                status = load(&m, error);
         }
     }
-    if (status != PMS_OK || !m.count)
-        return status;
-    return v->lost ? lose(v, error, "it was lost before") : load(&m, error);
+    return status == PMS_OK ? load(&m, error) : status;
 }
 
 bool pms_sight_is_old(struct pms_sight *v, uint64_t epoch)
 {
-    struct pms_question q = {PMS_WIRE_MAGIC, PMS_WIRE_EPOCH, 0, 0};
-    uint64_t bytes, newest = epoch;
+    struct pms_question q = {.op = PMS_WIRE_EPOCH};
+    uint64_t newest = epoch;
+    struct iovec to = {&newest, sizeof newest};
     if (v->of == PMS_SIGHT_NONE)
         return false;
     if (v->of == PMS_SIGHT_OF_FILE)
         return v->lost || !is_untouched(v);
-    return ask(v, &q, NULL, -1, NULL) != PMS_OK ||
-           receive_head(v, sizeof newest, &bytes, NULL) != PMS_OK || bytes != sizeof newest ||
-           !receive_all(v, &newest, bytes) || newest != epoch;
+    pms_client_begin(&v->client, 0);
+    return v->lost || v->interrupted ||
+           pms_client_ask(&v->client, &q, &to, 1) != PMS_HEARD_ANSWER || newest != epoch;
 }
 
 void pms_sight_close(struct pms_sight *v)
 {
-    if (v->of == PMS_SIGHT_OF_WRITER && is_ours(v))
-        pms_process_close(v->socket);
+    if (v->of == PMS_SIGHT_OF_WRITER)
+        pms_client_close(&v->client);
     pms_unreserve(v->loaded, (v->pages + 63) / 64 * sizeof *v->loaded);
     v->loaded = NULL;
     v->lost = true;
-    v->socket = -1;
 }

@@ -15,7 +15,7 @@
 #ifndef PMS_LIVE_SIGHT_H
 #define PMS_LIVE_SIGHT_H
 
-#include "live/wire.h"
+#include "live/client.h"
 #include "log/undo.h"
 
 enum pms_sight_of {
@@ -28,21 +28,22 @@ struct pms_sight {
     enum pms_sight_of of;
     bool lost;
     bool silent;                /* because the writer does not answer in time */
+    bool interrupted;           /* by a signal: the last call may be made again */
     int fd;                     /* of the store */
-    int socket;                 /* to the writer */
-    uint64_t socket_inode;      /* by which it is known again: the program may close descriptors */
+    struct pms_client client;   /* of the writer */
     struct pms_session session; /* of the file */
     uint64_t *loaded;           /* a bit for each page */
     uint64_t pages;
 };
 
 /* Asks the process that opened the store for writing, as its session record says.
- * ERRORS: PMS_E_LOCKED: nobody answers; PMS_E_OS. */
+ * ERRORS: PMS_E_LOCKED: nobody hears there; PMS_E_OS. */
 int pms_sight_connect(struct pms_sight *v, int fd, const struct pms_session *session,
                       struct pms_error *error);
 
 /* Pins the last commit at the writer, and tells its superblock, which is checked. keep: as much
- * as the whole state is kept for it there.  ERRORS: PMS_E_LOST, PMS_E_CORRUPT. */
+ * as the whole state is kept for it there.  ERRORS: PMS_E_LOST,
+ * PMS_E_LOCKED, PMS_E_CORRUPT, PMS_E_OS with EINTR. */
 int pms_sight_pin(struct pms_sight *v, bool keep, struct pms_superblock *super,
                   struct pms_error *error);
 
@@ -51,7 +52,8 @@ int pms_sight_begin(struct pms_sight *v, struct pms_map *map, struct pms_error *
 
 /* Has the pages of these ranges in private memory; those that are there stay as they are. Nothing
  * happens where there is none. REQUIRES: the operation lock, or that nobody else knows the
- * store. ERRORS: PMS_E_LOST: some of them hold anything, and no more is loaded. */
+ * store. ERRORS: PMS_E_LOST, PMS_E_LOCKED: some of them hold anything, and no more is loaded;
+ * PMS_E_OS with EINTR: a signal came, and the same may be asked for again. */
 int pms_sight_load(struct pms_sight *v, struct pms_undo *u, struct pms_map *map,
                    const struct pms_part *range, uint64_t count, struct pms_error *error);
 

@@ -220,8 +220,8 @@ static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct
         return pms_fail_errno(error, "creating the store's file");
     }
     f->created = true;
-    if (mode)
-        (void)!fchmod(f->fd, mode & 0777);
+    /* whatever the umask; some file systems have no permissions */
+    (void)!fchmod(f->fd, mode ? mode & 0777 : 0600);
     f->lock_fd = pms_holder_open(f->temp_path, O_RDWR | O_NOFOLLOW);
     if (f->lock_fd < 0)
         return pms_fail_errno(error, "opening the new store");

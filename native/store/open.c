@@ -437,6 +437,7 @@ static void offer(struct pms_pool *pool)
                                        .device = st.st_dev,
                                        .inode = st.st_ino,
                                        .opened_ns = pool->session.opened_ns};
+    memcpy(pool->served.secret, pool->session.secret, sizeof pool->served.secret);
     pms_serve(&pool->served);
 }
 
@@ -464,7 +465,7 @@ static struct pms_pool *new_pool(void)
 /* A reader's open that failed because a writer came, went or was too fast: it is tried again. */
 static bool is_passing(const struct opening *o, int status, bool changed)
 {
-    if (o->pool->sight.silent)
+    if (o->pool->sight.silent || o->pool->sight.interrupted)
         return false;
     struct timespec pause = {0, BESIDE_NS};
     bool again = o->options->mode == PMS_MODE_READ && o->options->beside &&

@@ -130,8 +130,10 @@ int pms_session_plan(struct pms_pool *pool, struct pms_error *error)
     /* a full disk: copies are refused */
     s->footer = pms_footer_reserve(pool->opened.fd, pool->super.file_bytes, NULL) == PMS_OK;
     pms_boot_id(s->boot_id);
-    if (!pool->hold.tag && /* its log was written with the nonce that is there */
-        getrandom(&s->nonce, sizeof s->nonce, 0) != sizeof s->nonce)
+    bool drawn = getrandom(s->secret, sizeof s->secret, 0) == sizeof s->secret;
+    if (!pool->hold.tag) /* its log was written with the nonce that is there */
+        drawn = drawn && getrandom(&s->nonce, sizeof s->nonce, 0) == sizeof s->nonce;
+    if (!drawn)
         return pms_fail_errno(error, "reading randomness");
     /* the logs are empty, and hold nothing that is valid from now on */
     pool->persist.log_seed = pms_session_seed(s);

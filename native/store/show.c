@@ -9,7 +9,7 @@ int pms_show_choose(struct pms_pool *pool, const struct pms_files *files, bool k
                     struct pms_error *error)
 {
     struct pms_sight *v = &pool->sight;
-    *v = (struct pms_sight){.fd = pool->opened.fd, .socket = -1, .session = pool->session};
+    *v = (struct pms_sight){.fd = pool->opened.fd, .session = pool->session};
     if (pool->session.state == PMS_SESSION_CLEAN || !pms_files_written(files)) {
         v->of = PMS_SIGHT_OF_FILE;
         return PMS_OK;

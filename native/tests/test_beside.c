@@ -1,20 +1,14 @@
-/* Readers beside a writer, in one process: each version that is shown is whole; who asks for what
- * no reader asks for is sent away; nothing is left of either. */
+/* Readers beside a writer, in one process: each version that is shown is whole; nothing is left of
+ * either. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "commit/pool_state.h"
-#include "live/wire.h"
 #include "store/store.h"
 #include "test.h"
 
@@ -251,119 +245,6 @@ static void what_was_read_stays(void)
     pms_pool_release(reader);
 }
 
-/* ---- those who are no readers ---- */
-
-static int call_writer(struct pms_pool *writer)
-{
-    struct sockaddr_un address;
-    socklen_t bytes = pms_wire_address(&address, writer->served.device, writer->served.inode,
-                                       writer->served.opened_ns);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK(fd >= 0 && connect(fd, (const struct sockaddr *)&address, bytes) == 0);
-    return fd;
-}
-
-static void say(int fd, const void *data, size_t bytes, int with_fd)
-{
-    union {
-        struct cmsghdr head;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct iovec from = {(void *)(uintptr_t)data, bytes};
-    struct msghdr m = {.msg_iov = &from, .msg_iovlen = 1};
-    if (with_fd >= 0) {
-        m.msg_control = &control;
-        m.msg_controllen = sizeof control;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof with_fd);
-        memcpy(CMSG_DATA(c), &with_fd, sizeof with_fd);
-    }
-    (void)!sendmsg(fd, &m, MSG_NOSIGNAL);
-}
-
-/* It says nothing, and hangs up. */
-static bool is_sent_away(int fd)
-{
-    unsigned char byte;
-    bool gone = recv(fd, &byte, 1, 0) <= 0;
-    close(fd);
-    return gone;
-}
-
-static void others_are_sent_away(void)
-{
-    struct pms_error e;
-    struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_PROCESS, false);
-    put(writer, "a", ITEMS, 1);
-    put(writer, "b", 20, 1);
-    CHECK(pms_commit(writer, &e) == PMS_OK);
-    struct pms_question pin = {PMS_WIRE_MAGIC, PMS_WIRE_PIN, 0, 0};
-    int null = open("/dev/null", O_RDONLY), write_only = open(path, O_WRONLY),
-        named = open(path, O_PATH), good = open(path, O_RDONLY);
-    int wrong[] = {-1, null, write_only, named};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        int fd = call_writer(writer);
-        say(fd, &pin, sizeof pin, wrong[i]);
-        CHECK(is_sent_away(fd));
-    }
-    struct pms_question bad[] = {
-        {0, PMS_WIRE_PIN, 0, 0},
-        {PMS_WIRE_MAGIC, 0, 0, 0},
-        {PMS_WIRE_MAGIC, 4, 0, 0},
-        {PMS_WIRE_MAGIC, PMS_WIRE_PIN, 0, 1},
-        {PMS_WIRE_MAGIC, PMS_WIRE_READ, 0, 0},
-        {PMS_WIRE_MAGIC, PMS_WIRE_READ, 0, PMS_WIRE_RANGES + 1},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        int fd = call_writer(writer);
-        say(fd, &bad[i], sizeof bad[i], good);
-        CHECK(is_sent_away(fd));
-    }
-    struct pms_part parts[] = {
-        {1, PMS_PAGE}, {0, 1}, {0, 0}, {1ull << 63, PMS_PAGE}, {PMS_PAGE, ~0xfffull}};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        struct pms_question read = {PMS_WIRE_MAGIC, PMS_WIRE_READ, 0, 1};
-        int fd = call_writer(writer);
-        say(fd, &read, sizeof read, good);
-        say(fd, &parts[i], sizeof parts[i], -1);
-        CHECK(is_sent_away(fd));
-    }
-    /* those who say nothing, or half of something, or do not listen, are in nobody's way */
-    int idle[40];
-    for (size_t i = 0; i < 40; i++) {
-        idle[i] = call_writer(writer);
-        if (i % 3 == 0)
-            say(idle[i], &pin, i % sizeof pin, good);
-        if (i % 3 == 1)
-            say(idle[i], &pin, sizeof pin, good);
-    }
-    uint64_t state = 7;
-    for (int i = 0; i < 200; i++) {
-        unsigned char noise[64];
-        for (size_t j = 0; j < sizeof noise; j++) {
-            state = state * 6364136223846793005ull + 1442695040888963407ull;
-            noise[j] = (unsigned char)(state >> 56);
-        }
-        int fd = call_writer(writer);
-        say(fd, noise, 1 + state % sizeof noise, i % 2 ? good : -1);
-        close(fd);
-    }
-    struct pms_pool *reader = open_as(PMS_MODE_READ, PMS_DOMAIN_AUTO, true);
-    CHECK(reader && get(reader, "a") == 1);
-    if (reader)
-        pms_pool_release(reader);
-    CHECK(pms_commit(writer, &e) == PMS_OK);
-    pms_pool_release(writer);
-    for (size_t i = 0; i < 40; i++)
-        close(idle[i]);
-    close(null);
-    close(write_only);
-    close(named);
-    close(good);
-}
-
 static void can_be_read(void)
 {
     struct pms_pool *reader = open_as(PMS_MODE_READ, PMS_DOMAIN_AUTO, false);
@@ -371,84 +252,6 @@ static void can_be_read(void)
     if (reader)
         pms_pool_release(reader);
 }
-
-#ifndef __SANITIZE_THREAD__
-/* Two descriptors in one message are none that a reader sends: neither is kept. */
-static void say_with_two(int fd, const struct pms_question *q, int with_fd)
-{
-    union {
-        struct cmsghdr head;
-        char room[CMSG_SPACE(2 * sizeof(int))];
-    } control = {0};
-    int both[2] = {with_fd, with_fd};
-    struct iovec from = {(void *)(uintptr_t)q, sizeof *q};
-    struct msghdr m = {.msg_iov = &from,
-                       .msg_iovlen = 1,
-                       .msg_control = &control,
-                       .msg_controllen = sizeof control};
-    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof both);
-    memcpy(CMSG_DATA(c), both, sizeof both);
-    (void)!sendmsg(fd, &m, MSG_NOSIGNAL);
-}
-
-#define FEW_DESCRIPTORS 200
-
-static void hold_connections(struct pms_pool *writer, int until)
-{
-    char byte;
-    for (int i = 0; i < FEW_DESCRIPTORS / 2; i++)
-        (void)call_writer(writer);
-    (void)!write(until, "r", 1);
-    (void)!read(until, &byte, 1);
-    _exit(0);
-}
-
-static void descriptors_do_not_run_out(void)
-{
-    struct rlimit before, few;
-    struct pms_error e;
-    struct pms_pool *writer = open_as(PMS_MODE_TRUNCATE, PMS_DOMAIN_PROCESS, false);
-    put(writer, "a", ITEMS, 1);
-    CHECK(pms_commit(writer, &e) == PMS_OK);
-    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
-    few = before;
-    few.rlim_cur = FEW_DESCRIPTORS;
-    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
-    struct pms_question pin = {PMS_WIRE_MAGIC, PMS_WIRE_PIN, 0, 0};
-    int null = open("/dev/null", O_RDONLY);
-    for (int i = 0; i < FEW_DESCRIPTORS; i++) {
-        int fd = call_writer(writer);
-        say_with_two(fd, &pin, null);
-        CHECK(is_sent_away(fd));
-    }
-    can_be_read();
-    /* others that connect and say nothing: more of them than the writer has descriptors */
-    int ends[3][2];
-    pid_t child[3];
-    for (int i = 0; i < 3; i++) {
-        char byte;
-        CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends[i]) == 0);
-        child[i] = fork();
-        if (child[i] == 0)
-            hold_connections(writer, ends[i][1]);
-        CHECK(read(ends[i][0], &byte, 1) == 1);
-    }
-    can_be_read();
-    for (int i = 0; i < 3; i++) {
-        (void)!write(ends[i][0], "g", 1);
-        waitpid(child[i], NULL, 0);
-        close(ends[i][0]);
-        close(ends[i][1]);
-    }
-    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
-    pms_pool_release(writer);
-    close(null);
-}
-
-#endif
 
 /* Its log is overwritten before the store is open for writing: who reads the file is told. */
 static void another_domain_is_noticed(void)
@@ -501,10 +304,8 @@ int main(void)
     TEST(a_reader_comes_in_the_middle_of_a_first_write);
     TEST(a_reader_comes_in_the_middle_of_a_growth);
     TEST(what_was_read_stays);
-    TEST(others_are_sent_away);
 #ifndef __SANITIZE_THREAD__ /* there the thread that answers has no table of its own */
     TEST(nothing_is_left);
-    TEST(descriptors_do_not_run_out);
 #endif
     TEST(another_domain_is_noticed);
     TEST(each_version_is_whole);

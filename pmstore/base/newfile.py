@@ -4,6 +4,7 @@ unless asked otherwise."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
@@ -14,6 +15,22 @@ from typing import BinaryIO
 PRIVATE = 0o600
 """What the files have that hold a store's content, as the store itself: only their owner reads
 them."""
+
+
+def create(path: str | os.PathLike[str], flags: int, mode: int = PRIVATE) -> int:
+    """A descriptor of a file that was not there, which has exactly these permissions: whatever the
+    umask, as who makes it may have to open it again. An `opener` for `open(..., "x")`.
+
+    Raises: OSError.
+    """
+    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(fd, mode)
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    return fd
 
 
 def absent(path: str | os.PathLike[str]) -> Path:
@@ -61,14 +78,37 @@ def publish(part: Path, target: Path) -> None:
 
     Raises: FileExistsError if somebody else was faster.
     """
-    absent(target)
-    rename(part, target)
+    _rename_new(part, target)
+    _sync_names(target.parent)
+
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+
+
+def _rename_new(part: Path, target: Path) -> None:
+    """In one step, which fails where something is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = errno.ENOSYS
+    if hasattr(libc, "renameat2"):
+        names = _AT_FDCWD, os.fsencode(part), _AT_FDCWD, os.fsencode(target)
+        if libc.renameat2(*names, _RENAME_NOREPLACE) == 0:
+            return
+        code = ctypes.get_errno()
+    if code not in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(code, os.strerror(code), str(target))
+    os.link(part, target)  # a file system without the flag
+    os.unlink(part)
 
 
 def rename(part: Path, target: Path) -> None:
-    """The same, and what was at the path is replaced."""
+    """As `publish`, and what was at the path is replaced."""
     os.replace(part, target)
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync_names(target.parent)
+
+
+def _sync_names(directory: Path) -> None:
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     except OSError as error:
@@ -87,9 +127,7 @@ def write_over(path: str | os.PathLike[str], content: bytes, mode: int = PRIVATE
     if target.exists() and not target.is_file():
         absent(target)
     with part_of(target) as part:
-        with open(
-            str(part), "xb", opener=lambda name, flags: os.open(name, flags, PRIVATE)
-        ) as file:
+        with open(str(part), "xb", opener=create) as file:
             file.write(content)
             os.fchmod(file.fileno(), mode)
         os.replace(part, target)
@@ -104,9 +142,7 @@ def new_file(path: str | os.PathLike[str], mode: int = PRIVATE) -> Iterator[Bina
     """
     target = absent(path)
     with part_of(target) as part:
-        with open(
-            str(part), "xb", opener=lambda name, flags: os.open(name, flags, PRIVATE)
-        ) as file:
+        with open(str(part), "xb", opener=create) as file:
             yield file
         # a library may have put a file of its own in the place of the first
         with open(part, "rb") as whole:

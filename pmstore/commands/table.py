@@ -37,7 +37,6 @@ TABLE: dict[str, Place] = {  # in the help's order: as a person meets them
     "epochs": Place("tiers", "Lists the epochs of a tier, newest first."),
     "restore": Place("tiers", "Makes a store of an epoch in a tier."),
     "export-tier": Place("tiers", "Writes an epoch's arrays to a safetensors file."),
-    "dcp": Place("dcp", "Converts checkpoints of torch.distributed.checkpoint."),
     "crashtest": Place(
         "crashtest", "Kills a training program, resumes it, and says what was lost."
     ),

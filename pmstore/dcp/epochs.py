@@ -25,7 +25,7 @@ from pmstore.tiers.leases import Lease
 from pmstore.tiers.patience import STALL_SECONDS, Patience
 from pmstore.tiers.places import Places, open_places
 from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo
-from pmstore.torch.stored import StoredRun, writable
+from pmstore.torch._read.stored import StoredRun, writable
 
 
 class EpochHolding:

@@ -174,7 +174,7 @@ def _open_index(folder: str, path: str) -> Iterator[Store]:
                 "StoreReader.of_run"
             )
         elif os.path.exists(os.path.join(folder, ".metadata")):
-            why = "torch wrote what is there. Use torch's FileSystemReader, or pmstore dcp convert"
+            why = "torch wrote what is there: use torch's FileSystemReader"
         raise FileNotFoundError(
             f"{path}: there is no checkpoint of pmstore.dcp in {folder!r}: {why}"
         )

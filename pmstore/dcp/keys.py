@@ -25,8 +25,8 @@ import numpy as np
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from pmstore.base.words import decode_name
+from pmstore.torch._read.stored import StoredOptimizer, StoredRun, StoredTensor
 from pmstore.torch.keys import full_name
-from pmstore.torch.stored import StoredOptimizer, StoredRun, StoredTensor
 
 _BESIDE = re.compile(r"(?<![^.])(?:_orig_mod|_checkpoint_wrapped_module)\.")
 """What torch.compile and checkpoint_wrapper put into names, and torch's state dicts leave out."""
@@ -47,12 +47,10 @@ class Listed:
     """Attributes:
     items: tensors that are read when they are wanted, and plain objects, by key.
     paths: where each lies in the nested state dict.
-    twins: keys of what is there under another key too.
     """
 
     items: dict[str, Any]
     paths: dict[str, Path]
-    twins: set[str]
 
 
 def listed(run: StoredRun, prefixes: Prefixes) -> Listed:
@@ -63,14 +61,10 @@ def listed(run: StoredRun, prefixes: Prefixes) -> Listed:
     models = _models(run)
     names = _names(models)
     items, paths = _flat(_nested(run, models, names, prefixes))
-    twins: set[str] = set()
     for nested in _twins(run, models, names, prefixes):
         more, where = _flat(nested)
-        fresh = more.keys() - items.keys()
-        items |= {key: more[key] for key in more if key in fresh}
-        paths |= {key: where[key] for key in more if key in fresh}
-        twins |= fresh
-    return Listed(items, paths, twins)
+        items, paths = {**more, **items}, {**where, **paths}
+    return Listed(items, paths)
 
 
 def _flat(nested: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:

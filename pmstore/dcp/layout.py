@@ -81,6 +81,18 @@ class PartName:
     crc: int
 
 
+def _part_name(rank: Any, uuid: Any, name: Any, crc: Any) -> PartName:
+    """Of an index that anybody may have made: it names no store outside of its folder.
+
+    Raises: CorruptStoreError.
+    """
+    if not (type(rank) is int and rank >= 0 and type(crc) is int):
+        raise CorruptStoreError(f"a part has the rank {rank!r}")
+    if not (isinstance(uuid, str) and isinstance(name, str)):
+        raise CorruptStoreError(f"a part has the name {name!r}")
+    return PartName(rank, uuid, name, crc)
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Where in a part a chunk of a tensor, or an object, lies.
@@ -186,7 +198,7 @@ def entry_in(index: Group, number: int, place: str) -> Entry:
     """Raises: KeyError, CorruptStoreError, FormatVersionError."""
     _, value = _unsealed(index[entry_name(number)], f"{place}: checkpoint {number}")
     with sound(place):
-        parts = tuple(PartName(*part) for part in value["parts"])
+        parts = tuple(_part_name(*part) for part in value["parts"])
         return Entry(value["number"], parts, tuple(value["where"]), value["metadata"])
 
 
@@ -205,11 +217,21 @@ def check_mark(store: Store, kind: str) -> None:
         )
 
 
+def _check_place(path: str) -> None:
+    """Raises: PmstoreError: it is a link, which may lead out of the folder."""
+    if os.path.islink(path):
+        raise PmstoreError(
+            f"{path}: a link, and what it leads to is no part of the folder: put the store itself "
+            "there"
+        )
+
+
 def open_marked(path: str, kind: str, domain: Any) -> Store:
     """Opens one of our stores for writing, or makes it.
 
     Raises: as `pmstore.open` and `check_mark`.
     """
+    _check_place(path)
     store = open_store(path, size="1MiB", domain=domain, lock_timeout=LOCK_SECONDS)
     try:
         if not len(store):
@@ -228,6 +250,7 @@ def open_reading(path: str, kind: str) -> Store:
 
     Raises: as `pmstore.open` and `check_mark`.
     """
+    _check_place(path)
     try:
         store = open_store(path, "r", lock=True)
     except StoreLockedError:

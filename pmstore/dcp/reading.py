@@ -95,7 +95,6 @@ def _gated(data: bytes, item: ReadItem, trusted: bool) -> io.BytesIO:
             raise PmstoreError(
                 f"{item.storage_index.fqn!r} is an object that torch.load refuses with "
                 "weights_only=True, as it may run any code when it is loaded: if you made the "
-                "checkpoint yourself, use StoreReader(..., trusted=True), on the command line "
-                f"--trusted. ({reason})"
+                f"checkpoint yourself, use StoreReader(..., trusted=True). ({reason})"
             ) from error
     return io.BytesIO(data)

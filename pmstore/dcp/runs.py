@@ -20,8 +20,8 @@ from pmstore.dcp.keys import Listed, Prefixes, listed
 from pmstore.dcp.ranks import Ranks
 from pmstore.dcp.source import Source
 from pmstore.errors import CorruptStoreError, MixedStoresError
-from pmstore.torch.shards import chunk
-from pmstore.torch.stored import StoredRun, StoredTensor, StoreHolding
+from pmstore.torch._read.stored import StoredRun, StoredTensor, StoreHolding
+from pmstore.torch._state.sharded import chunk
 
 
 def open_run(paths: Sequence[str], name: str, prefixes: Prefixes) -> RunSource:
@@ -57,7 +57,6 @@ class RunSource(Source):
 
     def _take(self, found: Listed, number: int) -> None:
         self._paths = {**found.paths, **self._paths}
-        self.twins: frozenset[str] = self.twins | found.twins
         for key, one in found.items.items():
             if isinstance(one, torch.Tensor):
                 one = _kept(one)

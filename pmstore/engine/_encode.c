@@ -6,7 +6,7 @@
 #define DEPTH_MAX 50 /* half of values.MAX_DEPTH: a mark is deeper than what it stands for */
 #define EXT_TUPLE 3
 
-/* of codec.py: what stands for an array */
+/* of torch/_state/values.py: what stands for an array */
 #define MARK "pmstore"
 
 struct out {

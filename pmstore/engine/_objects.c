@@ -120,9 +120,8 @@ struct asked {
     uint64_t number;
 };
 
-/* pin: in the step in which it is found. */
-static int ask(Handle *h, const struct asked *a, int pin, struct pms_object *object,
-               struct pms_error *error)
+static int ask_once(Handle *h, const struct asked *a, int pin, struct pms_object *object,
+                    struct pms_error *error)
 {
     int status;
     Py_BEGIN_ALLOW_THREADS if (a->kind == ITEM) status = binding_engine.item(
@@ -133,6 +132,19 @@ static int ask(Handle *h, const struct asked *a, int pin, struct pms_object *obj
     else status = (pin ? binding_engine.get : binding_engine.find)(h->pool, a->directory, a->path,
                                                                    a->path_bytes, object, error);
     Py_END_ALLOW_THREADS return status;
+}
+
+/* pin: in the step in which it is found. A reader that waits for the store's writer comes back
+ * where a signal came, so that its handler runs. -1 with an exception set: the handler raised it.
+ */
+static int ask(Handle *h, const struct asked *a, int pin, struct pms_object *object,
+               struct pms_error *error)
+{
+    int status;
+    while ((status = ask_once(h, a, pin, object, error)) == PMS_E_OS && error->sys_errno == EINTR)
+        if (PyErr_CheckSignals() < 0)
+            return -1;
+    return status;
 }
 
 static int has_block(const struct pms_object *object)
@@ -159,6 +171,8 @@ static PyObject *answer(Handle *h, const struct asked *a, int describe)
     }
     if (status == PMS_OK && pinned && has_block(&object) &&
         !(memory = binding_new_memory(h, &object)))
+        return NULL;
+    if (status < 0)
         return NULL;
     if (status != PMS_OK)
         return status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : binding_raise(h, status, &error);
@@ -228,7 +242,9 @@ PyObject *binding_find(Handle *h, PyObject *const *args, Py_ssize_t count)
         Py_XDECREF(result);
         before = binding_engine.put_backs(h->pool);
         int status = ask(h, &a, 0, &object, &error);
-        if (status == PMS_OK)
+        if (status < 0)
+            result = NULL;
+        else if (status == PMS_OK)
             result = new_found(&object, NULL);
         else
             result = status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None)

@@ -1,5 +1,5 @@
 /* Spent: which gradients an optimizer has used, and nobody has written since. They are dead to a
- * commit; all others are kept (see pmstore/torch/gradients.py).
+ * commit; all others are kept (see pmstore/torch/_state/gradients.py).
  *
  * A table by the gradient's address, with a weak reference: another object may come to have the
  * address. What the last commit did not find at a parameter is forgotten by raising `turn`. */

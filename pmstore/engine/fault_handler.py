@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -20,6 +22,15 @@ def _handler_first(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def _stay_first_in_child() -> None:
+    """In a worker of torch's DataLoader that was forked: its loop puts handlers of its own over all
+    others, and what the engine says of a write into the parent's store would never be said."""
+    handlers = sys.modules.get("torch.utils.data._utils.signal_handling")
+    name = "_set_worker_signal_handlers"
+    if hasattr(handlers, name):
+        setattr(handlers, name, _handler_first(getattr(handlers, name)))
+
+
 def stay_first() -> None:
     """faulthandler.enable() puts a SIGSEGV handler over the engine's, for which a first write into
     a protected page is not an error. The engine notices that at its next call, but the next thing
@@ -28,3 +39,4 @@ def stay_first() -> None:
     real segmentation fault still prints its traceback."""
     faulthandler.enable = _handler_first(faulthandler.enable)
     faulthandler.disable = _handler_first(faulthandler.disable)
+    os.register_at_fork(after_in_child=_stay_first_in_child)

@@ -216,8 +216,12 @@ class Pool:
 
         Raises: SnapshotLostError.
         """
-        if data_bytes:
-            self.call(_lib.pms_object_load, data, data_bytes)
+        while data_bytes:
+            try:
+                self.call(_lib.pms_object_load, data, data_bytes)
+            except InterruptedError:  # handlers of signals have run
+                continue
+            return
 
     def is_old(self) -> bool:
         """Whether a reader's view is not, or may not be, the last commit any more."""

@@ -59,7 +59,7 @@ def compact(
     A crash at any point leaves the old or the new file at the path, whole; at worst a file
     `.<name>.<pid>.<...>.compact` stays beside it, which can be removed. Needs room for both files.
     Permissions, `max_size` and domain stay; owner, where allowed. The new store is another store to
-    its tiers: it has a new uuid, and its epochs start again.
+    its tiers and readers: it has a new uuid, its epochs start again, and a reader opens it anew.
 
     lock_timeout: as of `pmstore.open`. progress: called with bytes done and bytes in all.
 

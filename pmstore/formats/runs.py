@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 PLACES = "pmstore.shards"
 """The metadata key that says which part of which whole the tensors of a file are: for each name a
-shard record (`pmstore.torch.shards`), with offsets and sizes; and of which state of the run."""
+shard record (`pmstore.torch._state.sharded`), with offsets and sizes; and of which state of the
+run."""
 
 
 def export_run(
@@ -108,8 +109,8 @@ def _export_parts(
 ) -> list[Path]:
     from pmstore.dcp.keys import Prefixes, listed
     from pmstore.dcp.ranks import Ranks
-    from pmstore.torch.shards import chunk
-    from pmstore.torch.stored import StoredRun, StoredTensor, StoreHolding
+    from pmstore.torch._read.stored import StoredRun, StoredTensor, StoreHolding
+    from pmstore.torch._state.sharded import chunk
 
     files = []
     with ExitStack() as stack:
@@ -182,9 +183,9 @@ def import_run(
     with optional:
         import torch
         from safetensors import safe_open
+    from pmstore.torch._state.fsdp import reshard
+    from pmstore.torch._state.sharded import chunk, local, record_of
     from pmstore.torch.errors import MismatchError
-    from pmstore.torch.fsdp import reshard
-    from pmstore.torch.shards import chunk, local, record_of
 
     given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     with ExitStack() as stack:

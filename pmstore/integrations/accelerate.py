@@ -24,9 +24,9 @@ from torch import nn
 from pmstore.extras import optional
 from pmstore.integrations.versions import tested
 from pmstore.torch import Run
+from pmstore.torch._data.accelerate import PreparedLoader
+from pmstore.torch._state.stateful import StatefulPart
 from pmstore.torch.errors import AttachError
-from pmstore.torch.prepared_loader import PreparedLoader
-from pmstore.torch.stateful import StatefulPart
 
 with optional:
     from accelerate import Accelerator

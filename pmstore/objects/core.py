@@ -21,6 +21,7 @@ from pmstore.errors import (
     CorruptStoreError,
     ForkedStoreError,
     MovedError,
+    SnapshotLostError,
     TransactionError,
 )
 from pmstore.objects import array, tensor, values
@@ -98,13 +99,20 @@ class Core:
             old = self.pool
             if not (keep or old.is_old() or self._is_replaced()):
                 return False
-            new, shown = self.again(keep), (old.epoch(), old.info.uuid)
+            new, shown = self.again(keep), old.epoch()
+            if new.info.uuid != old.info.uuid:
+                new.handle.close(False, 0.0, lambda: False, lambda: None)
+                raise SnapshotLostError(
+                    f"{self.path}: another store lies there now: what this reader shows of its own "
+                    "stays as it is, and nothing more of it can be read. Close it, and open the "
+                    "path again"
+                )
             try:
                 self._take(new)
             finally:
                 self.moves += 1
             old.handle.close(False, 0.0, lambda: False, lambda: None)
-            return (new.epoch(), new.info.uuid) != shown
+            return new.epoch() != shown
 
     def _is_replaced(self) -> bool:
         """Whether the path names another file now, or none."""

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pmstore.base.newfile import create
+
 BOARD_BYTES = 4096
 _MAGIC = b"PMSBOARD"
 _HEAD = struct.Struct("=8s32s")
@@ -59,7 +61,7 @@ def environment(
     """
     token = secrets.token_hex(16)
     board.unlink(missing_ok=True)
-    with os.fdopen(os.open(board, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with os.fdopen(create(board, os.O_WRONLY), "wb") as file:
         file.write(_HEAD.pack(_MAGIC, token.encode()))
         file.truncate(BOARD_BYTES * (1 + processes))
     made = {name: value for name, value in base.items() if not name.startswith("PMSTORE_CRASH_")}

@@ -26,19 +26,28 @@ class Access:
     mode: int = 0o600
     """Of files."""
     exact: bool = False
-    """Whatever the umask, and directories are as open. Else the umask takes from it, and
-    directories are the owner's alone."""
+    """Whatever the umask, and directories are as open. Else the umask takes from it what others
+    may, and directories are the owner's alone."""
 
     def create(self, path: Path, flags: int) -> int:
         """A file that was not there. Raises: OSError."""
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self.mode)
         try:
-            if self.exact:
-                os.fchmod(fd, self.mode)
+            os.fchmod(fd, self.mode if self.exact else _owners(os.fstat(fd)))
         except BaseException:
             os.close(fd)
             os.unlink(path)
             raise
+        return fd
+
+    def open(self, path: Path, flags: int) -> int:
+        """A file that may be there. Neither a link that points elsewhere, nor a pipe that waits
+        for somebody. Raises: OSError."""
+        flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path, flags, self.mode)
+        status = os.fstat(fd)
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != _owners(status):
+            os.fchmod(fd, _owners(status))
         return fd
 
     def make_directory(self, path: Path) -> None:
@@ -48,8 +57,12 @@ class Access:
         for one in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 one.mkdir(mode)
-                if self.exact:
-                    one.chmod(mode)
+                one.chmod(mode)
+
+
+def _owners(status: os.stat_result) -> int:
+    """The permissions, with those that its owner needs."""
+    return stat.S_IMODE(status.st_mode) | 0o600
 
 
 _file_locks: WeakValueDictionary[int, _FileLock] = WeakValueDictionary()
@@ -60,9 +73,7 @@ class _FileLock:
         """Raises: TierError, OSError."""
         self.place = path.parent
         try:
-            # Neither a link that points elsewhere, nor a pipe that waits for somebody.
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self.fd = os.open(path, flags, access.mode)
+            self.fd = access.open(path, os.O_RDWR)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise
@@ -134,14 +145,16 @@ def _sync_names(directory: Path) -> None:
 
 
 def open_file(path: Path, flags: int, direct: bool) -> int:
-    """Of a file that is there. direct: with O_DIRECT, where the file system can."""
+    """Of a file that is there: neither of what a link leads to, nor of a pipe, which waits for
+    somebody. direct: with O_DIRECT, where the file system can."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if direct:
         try:
-            return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
+            return os.open(path, flags | os.O_DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-    return os.open(path, flags | os.O_CLOEXEC)
+    return os.open(path, flags)
 
 
 _RESERVE_LEAST = 16 << 20
@@ -169,7 +182,7 @@ class _Listed(Mapping[str, int]):
         if name not in self._names:
             raise KeyError(name)
         try:
-            return os.stat(self._path / name).st_size
+            return os.stat(self._path / name, follow_symlinks=False).st_size
         except FileNotFoundError:
             return -1
 
@@ -189,19 +202,20 @@ class LocalBackend:
             for entry in entries:
                 # deleted since the directory was read: that one only is not there
                 with contextlib.suppress(FileNotFoundError):
-                    if entry.is_file():
-                        found[entry.name] = entry.stat().st_size
+                    if entry.is_file(follow_symlinks=False):
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size
         return found
 
     def listed(self) -> Mapping[str, int]:
         """The system is asked for a size when somebody wants it: of thousands of epochs a flush
         looks at the files of one."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            return _Listed(self.path, {entry.name for entry in entries if entry.is_file()})
+            return _Listed(self.path, {e.name for e in entries if e.is_file(follow_symlinks=False)})
         return {}
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        with open(self.path / name, "rb") as file:
+        path = self.path / name
+        with os.fdopen(open_file(path, os.O_RDONLY, direct=False), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             # no more than is there, whatever somebody declared
             nbytes = (size if end is None else min(end, size)) - start
@@ -230,9 +244,7 @@ class LocalBackend:
             os.unlink(self.path / name)
 
     def touch(self, name: str) -> None:
-        # Neither a link that points elsewhere, nor a pipe that waits for somebody.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(self.path / name, flags, self._access.mode)
+        fd = self._access.open(self.path / name, os.O_WRONLY)
         try:
             os.utime(fd)  # by the clock of whoever serves the directory
         finally:

@@ -15,6 +15,9 @@ from pmstore.tiers.local import Access, LocalBackend
 from pmstore.tiers.patience import Patience
 from pmstore.tiers.remote import FsspecBackend
 
+PASSWORD = re.compile(r"://[^/?#@:]*:(?!\d*(/|$))[^@]*@")
+"""In a URL, or in one of a chain of them: behind the first colon is no port, and a host follows."""
+
 RANK = "{rank}"
 """In a URL: each rank has a place of its own, such as a disk of its node."""
 
@@ -64,6 +67,11 @@ def normal_url(url: str | os.PathLike[str]) -> str:
                 "'file:///mnt/run'"
             )
         path = slash + unquote(rest)
+    elif PASSWORD.search(text):
+        raise ValueError(  # without the URL
+            "a tier's URL with a password in it (user:password@) is remembered and shown: give "
+            "user and password by storage_options, which are not"
+        )
     else:
         return text
     if not path:

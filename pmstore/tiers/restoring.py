@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.base.newfile import create
 from pmstore.engine import snapshot
 from pmstore.engine.constants import DOMAINS, PAGE_BYTES
 from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
@@ -139,9 +140,7 @@ def _restore_one(
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.restoring"
     # A file object, which closes its descriptor, and so gives the lock back, wherever an interrupt
     # comes.
-    with open(
-        temporary, "x+b", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)
-    ) as file:
+    with open(temporary, "x+b", buffering=0, opener=create) as file:
         fd = file.fileno()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)

@@ -23,6 +23,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from pmstore.base.newfile import create
 from pmstore.engine.pool_info import PoolInfo
 
 SEAL = "seal"
@@ -61,7 +62,7 @@ def _make(path: Path) -> None:
     """Whole or not at all, and never in another one's place. Raises: OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = create(temporary, os.O_WRONLY)
     try:
         try:
             os.write(fd, secrets.token_bytes(KEY_BYTES))

@@ -3,7 +3,11 @@
 from pmstore.extras import optional
 
 with optional:
+    from pmstore.torch._job.settings import Job
+    from pmstore.torch._read.load import load
+    from pmstore.torch._step.by_hand import RunTransaction
     from pmstore.torch.attach import attach
+    from pmstore.torch.checkpoints import KeptState
     from pmstore.torch.errors import (
         AttachError,
         ChangedError,
@@ -12,13 +16,9 @@ with optional:
         NotKeptError,
         TornStepError,
     )
-    from pmstore.torch.job import Job
-    from pmstore.torch.kept import KeptState
-    from pmstore.torch.load import load
     from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run
     from pmstore.torch.stats import RunStats
-    from pmstore.torch.transaction import RunTransaction
 
 __all__ = [
     "AttachError",

@@ -15,21 +15,21 @@ from pmstore import Store
 from pmstore.base.alive import alive
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
-from pmstore.torch.adapt import adapt, note
+from pmstore.torch._job.join import Joining
+from pmstore.torch._job.settings import Job, job_of, leave_job, warn_of_ranks
+from pmstore.torch._migrate.adapt import adapt, note
+from pmstore.torch._state.layout import decode_place, refuse_resharded
+from pmstore.torch._state.optimizer_state import parameters_of
+from pmstore.torch._state.stateful import Stateful
+from pmstore.torch._step.progress import Progress
+from pmstore.torch._step.schedule import Schedule, check_schedule, describe_schedule, rule_for
+from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import AttachError, TornStepError, records
-from pmstore.torch.job import Job, job_of, leave_job, warn_of_ranks
-from pmstore.torch.joining import Joining
 from pmstore.torch.keys import called
-from pmstore.torch.layout import decode_place, refuse_resharded
-from pmstore.torch.optimizer_state import parameters_of
-from pmstore.torch.pieces import Pieces
+from pmstore.torch.parts import Pieces
 from pmstore.torch.program import Program, check_format
-from pmstore.torch.progress import Progress
 from pmstore.torch.resume import Resume
 from pmstore.torch.run import Run
-from pmstore.torch.schedule import Schedule, check_schedule, describe_schedule, rule_for
-from pmstore.torch.stateful import Stateful
-from pmstore.torch.steps import Steps
 
 _Piece = TypeVar("_Piece")
 _Many: TypeAlias = _Piece | Mapping[str, _Piece] | Sequence[_Piece] | None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.torch.pieces import Pieces
+from pmstore.torch.parts import Pieces
 
 
 class _BeforeForward:

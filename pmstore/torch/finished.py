@@ -17,7 +17,7 @@ from pmstore.errors import TransactionError
 from pmstore.scheduler.warned import tell
 
 if TYPE_CHECKING:
-    from pmstore.torch.steps import Steps  # upward: a commit of them is one of the run
+    from pmstore.torch._step.steps import Steps  # upward: a commit of them is one of the run
 
 _MOST_BYTES = 1 << 20
 """That may be pending beside the run's tensors: they are summed up at the end of each step that is
@@ -27,8 +27,8 @@ take long."""
 _BYTES_A_SECOND = 100e6  # of a step: one or two percent of its time
 
 _LOADING = frozenset(
-    f"pmstore.torch.{name}"
-    for name in ("batches", "loader", "map_loader", "replay", "samples", "source")
+    f"pmstore.torch._data.{name}"
+    for name in ("batches", "choose", "dataloader", "replay", "samples", "source")
 )
 _WAITING = frozenset(("wait", "wait_for", "join", "acquire", "_wait_for_tstate_lock"))
 """Functions of threading that hold none of its own locks, as others do."""

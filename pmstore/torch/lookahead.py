@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from pmstore.torch._data.position import Place
 from pmstore.torch.errors import LookaheadError
-from pmstore.torch.place import Place
 
 _FRAMES = 24
 """How many callers tell where a batch was asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 from pmstore.engine import inspection
-from pmstore.torch.steps import Steps
+from pmstore.torch._step.steps import Steps
 
 
 def metrics(steps: Steps) -> dict[str, float]:

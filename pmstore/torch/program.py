@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 
 from pmstore.base.held import Held
 from pmstore.base.words import encode_name
+from pmstore.torch._state.fsdp import refuse_wrapped_whole
+from pmstore.torch._state.optimizer_state import parameters_of
+from pmstore.torch._state.sharded import is_sharded
+from pmstore.torch._state.stateful import Stateful, as_stateful, extra_state, is_stateful
 from pmstore.torch.accelerated import unwrapped
 from pmstore.torch.errors import AttachError
-from pmstore.torch.fsdp import refuse_wrapped_whole
 from pmstore.torch.keys import called, under
-from pmstore.torch.optimizer_state import parameters_of
-from pmstore.torch.shards import is_sharded
-from pmstore.torch.stateful import Stateful, as_stateful, extra_state, is_stateful
 from pmstore.torch.whole import refuse_empty, refuse_wrapped
 
 FORMAT = 2

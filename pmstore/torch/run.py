@@ -14,16 +14,16 @@ from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers.handle import Flush
-from pmstore.torch.batches import DataLoops
+from pmstore.torch._data.batches import DataLoops
+from pmstore.torch._step.by_hand import RunTransaction
+from pmstore.torch._step.losses import check_loss
+from pmstore.torch._step.steps import Steps
+from pmstore.torch.checkpoints import Keeper, KeptState
 from pmstore.torch.errors import AttachError
-from pmstore.torch.kept import Keeper, KeptState
-from pmstore.torch.losses import check_loss
 from pmstore.torch.metrics import metrics
 from pmstore.torch.openmetrics import Endpoint
 from pmstore.torch.stats import RunStats, log_end, stats_of
-from pmstore.torch.steps import Steps
 from pmstore.torch.telling import ScalarWriter, Telling
-from pmstore.torch.transaction import RunTransaction
 
 
 class Run:

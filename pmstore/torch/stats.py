@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from pmstore.base.words import counted
-from pmstore.torch.steps import Steps
+from pmstore.torch._step.steps import Steps
 
 _log = logging.getLogger("pmstore")
 

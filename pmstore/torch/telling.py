@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pmstore.torch._step.steps import Steps
 from pmstore.torch.metrics import metrics
 from pmstore.torch.openmetrics import Endpoint, openmetrics
-from pmstore.torch.steps import Steps
 
 _ENDPOINT_SECONDS = 0.5
 

@@ -9,7 +9,7 @@ from pmstore.base.words import counted
 from pmstore.objects.guards import Watcher
 
 if TYPE_CHECKING:
-    from pmstore.torch.steps import Steps  # upward: which holds one
+    from pmstore.torch._step.steps import Steps  # upward: which holds one
 
 
 class Unheld:

@@ -144,6 +144,24 @@ def test_what_is_no_file_is_not_waited_for(manifest: Path) -> None:
     assert found.problem == f"missing: file {chunks.name}"
 
 
+@pytest.mark.parametrize("kind", ["manifest", "chunks"])
+def test_a_link_is_no_file_of_the_tier(manifest: Path, tmp_path: Path, kind: str) -> None:
+    """What it leads to lies elsewhere, and is somebody else's."""
+    (one,) = manifest.parent.glob(f"*.{kind}")
+    elsewhere = manifest.parent.parent / one.name
+    one.rename(elsewhere)
+    one.symlink_to(elsewhere)
+    found = pmstore.epochs(manifest.parent)
+    assert [each.problem for each in found] == (
+        [] if kind == "manifest" else [f"missing: file {one.name}"]
+    )
+    with pytest.raises(TierError):
+        pmstore.restore(tmp_path / "made.pm", manifest.parent)
+    assert not (tmp_path / "made.pm").exists()
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        open_backend(manifest.parent).read(one.name)
+
+
 def test_a_sparse_manifest_is_not_read_into_memory(manifest: Path) -> None:
     evil = manifest.with_name("00000009.000000000009.run.0-1.manifest")
     with open(evil, "wb") as file:

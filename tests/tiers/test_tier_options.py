@@ -259,3 +259,55 @@ def test_a_damaged_description_says_what_to_do(path: Path, url: str) -> None:
         store.commit()
         store.add_tier("t", url)
         store.flush("t", wait=True)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "http://user:P4SS@127.0.0.1:9/run",
+        "sftp://user:P4SS/WORD@host/run",
+        "ftp://:P4SS@host/run",
+        "simplecache::ftp://user:P4SS@host/run",
+    ],
+)
+def test_a_password_in_a_url_is_refused(path: Path, place: str) -> None:
+    """It would be remembered, and shown by whatever names the tier. No message says it."""
+    with pmstore.open(path) as store:
+        for use in (
+            lambda: pmstore.TierConfig(place),
+            lambda: store.add_tier("t", place),
+            lambda: pmstore.restore(path.with_name("other.pm"), place),
+            lambda: pmstore.epochs(place),
+        ):
+            with pytest.raises(ValueError, match="storage_options") as caught:
+                use()
+            assert "P4SS" not in str(caught.value)
+        # of somebody who wrote it there by other means
+        store.add_tier("t", path.with_name("tier"))
+        store[".pmstore/tiers/t"] = {**store[".pmstore/tiers/t"], "url": place}
+    with pmstore.open(path) as store, pytest.raises(TierError, match="storage_options") as told:
+        store.flush("t")
+    assert "P4SS" not in str(told.value)
+
+
+def test_a_user_in_a_url_is_no_password(path: Path) -> None:
+    for place in ("sftp://user@host:22/run", "s3://bucket/run", "hdfs://host:8020/a:b@c"):
+        assert pmstore.TierConfig(place).url == place
+
+
+@pytest.mark.parametrize("umask", [0, 0o777])
+def test_files_of_a_local_tier_whatever_the_umask(path: Path, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with pmstore.open(path) as store:
+            store["a"] = np.arange(3)
+            store.add_tier("t", tmp_path / "tier")
+            store.flush("t", wait=True)
+        pmstore.restore(path.with_name("restored.pm"), tmp_path / "tier")
+    finally:
+        os.umask(before)
+    assert path.with_name("restored.pm").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "tier").stat().st_mode & 0o777 == 0o700
+    files = [one for one in (tmp_path / "tier").rglob("*") if one.is_file()]
+    assert files
+    assert {one.stat().st_mode & 0o777 for one in files} == {0o600}

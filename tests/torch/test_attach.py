@@ -16,8 +16,8 @@ import pmstore
 import pmstore.torch
 from pmstore.scheduler import CommitScheduler, EveryN
 from pmstore.torch import AttachError, MismatchError, TornStepError, attach
-from pmstore.torch.mirrored import MirroredModel
-from pmstore.torch.placed import check_movable
+from pmstore.torch._state.heap import check_movable
+from pmstore.torch._state.mirror import MirroredModel
 
 
 def in_heap(store: pmstore.Store, name: str, tensor: torch.Tensor) -> bool:

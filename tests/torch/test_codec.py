@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import pmstore
-from pmstore.torch.codec import join, split
-from pmstore.torch.part import Part, raw_bytes
+from pmstore.torch._state.part import Part, raw_bytes
+from pmstore.torch._state.values import join, split
 
 
 class Level(enum.IntEnum):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,54 @@ def test_copied_by_half(shm: Path) -> None:
     shutil.copy(shm / "b/rank-00000.pm", shm / "a/rank-00000.pm")
     with pytest.raises(CheckpointException, match="another store than the one"):
         load(shm / "a", state(2))
+
+
+def test_an_index_names_no_store_outside_of_its_folder(shm: Path) -> None:
+    """A stranger's may name the part of any store by its path, and its uuid."""
+    mine, strange = shm / "mine", shm / "strange"
+    save(mine, {"x": torch.arange(1000.0)})
+    shutil.copytree(mine, strange)
+    (strange / "rank-x").mkdir()
+    (strange / "rank-00000.pm").unlink()
+    with pmstore.open(strange / "index.pm") as index:
+        (number,) = layout.numbers_in(index)
+        entry = layout.entry_in(index, number, "index.pm")
+    for rank in ("x/../../mine/rank-00000", -1, True, 0.0, None):
+        with pmstore.open(strange / "index.pm") as index:
+            (part,) = entry.parts
+            forged = replace(entry, parts=(replace(part, rank=rank),))  # type: ignore[arg-type]
+            index[layout.entry_name(number)] = layout.sealed_entry(forged)
+        with pytest.raises((PmstoreError, CheckpointException), match="a part has the rank"):
+            load(strange, {"x": torch.zeros(1000)})
+
+
+@pytest.mark.parametrize("name", ["rank-00000.pm", "index.pm"])
+def test_a_link_leads_out_of_no_folder(shm: Path, name: str) -> None:
+    mine, strange = shm / "mine", shm / "strange"
+    save(mine, {"x": torch.arange(1000.0)})
+    shutil.copytree(mine, strange)
+    (strange / name).unlink()
+    (strange / name).symlink_to(mine / name)
+    with pytest.raises((PmstoreError, CheckpointException), match=f"{name}: a link"):
+        load(strange, {"x": torch.zeros(1000)})
+    if name == "rank-00000.pm":
+        with pytest.raises((PmstoreError, CheckpointException), match=f"{name}: a link"):
+            save(strange, {"x": torch.zeros(1000)})
+    assert equal(load(mine, {"x": torch.zeros(1000)}), {"x": torch.arange(1000.0)})
+
+
+def test_torchs_own_folder(shm: Path) -> None:
+    """It is read by torch's reader, saved with ours, and read back by either."""
+    content = {"x": torch.arange(1000.0), "n": {"a": torch.ones(3, dtype=torch.bfloat16)}}
+    dcp.save(content, checkpoint_id=shm / "theirs", no_dist=True)
+    with pytest.raises((FileNotFoundError, CheckpointException), match="FileSystemReader"):
+        load(shm / "theirs", content)
+    read = {"x": torch.zeros(1000), "n": {"a": torch.zeros(3, dtype=torch.bfloat16)}}
+    dcp.load(read, storage_reader=dcp.FileSystemReader(shm / "theirs"), no_dist=True)
+    save(shm / "ours", read)
+    again = load(shm / "ours", {"x": torch.zeros(1000), "n": {"a": torch.zeros(3).bfloat16()}})
+    torch.save(again, shm / "model.pt")
+    assert equal(torch.load(shm / "model.pt"), content)
 
 
 def test_no_checkpoint(shm: Path) -> None:

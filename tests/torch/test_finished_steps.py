@@ -262,7 +262,7 @@ def test_a_commit_that_fails_replaces_no_error(
     def fail(_: Any, reason: str) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("pmstore.torch.schedule.Schedule.keep", fail)
+    monkeypatch.setattr("pmstore.torch._step.schedule.Schedule.keep", fail)
     with pytest.warns(RuntimeWarning, match="5 finished steps"):
         end_by(path, Boom(), lambda *_: None)
     assert "finished steps are not committed: no room" in capsys.readouterr().err

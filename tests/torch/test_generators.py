@@ -28,8 +28,8 @@ from torch.utils.data import (
 
 import pmstore
 from pmstore.torch import MismatchError, attach
-from pmstore.torch.generators import find
-from pmstore.torch.part import Part
+from pmstore.torch._random.search import find
+from pmstore.torch._state.part import Part
 
 SIZE = 14
 KINDS: dict[str, Callable[[], Any]] = {

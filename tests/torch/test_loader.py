@@ -24,7 +24,8 @@ from torch.utils.data import (
 )
 
 import pmstore
-from pmstore.torch import AttachError, Run, attach, replay
+from pmstore.torch import AttachError, Run, attach
+from pmstore.torch._data import replay
 
 NUMBERS = TensorDataset(torch.arange(20))
 

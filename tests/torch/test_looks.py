@@ -22,10 +22,10 @@ from pmstore.engine._binding import Spent, Watch, encode, same_bytes, trained
 from pmstore.engine.constants import ARRAY
 from pmstore.objects import values
 from pmstore.torch import attach
-from pmstore.torch.codec import split
-from pmstore.torch.part import Part
+from pmstore.torch._state.part import Part
+from pmstore.torch._state.values import split
+from pmstore.torch._state.watched import OTHERS, SAME, VALUES
 from pmstore.torch.run import Run
-from pmstore.torch.watched import OTHERS, SAME, VALUES
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -474,7 +474,7 @@ def test_a_commit_that_looked_is_one_that_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     fast = list(train(tmp_path / "fast.pm", seed, 40, slow=False))
-    monkeypatch.setattr("pmstore.torch.part.encode", lambda state, kinds: None)
+    monkeypatch.setattr("pmstore.torch._state.part.encode", lambda state, kinds: None)
     monkeypatch.setattr(Part, "_put", _put)
     slow = list(train(tmp_path / "slow.pm", seed, 40, slow=True))
     assert len(fast) == len(slow)

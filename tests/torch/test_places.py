@@ -14,11 +14,11 @@ from torch import nn
 import pmstore
 import pmstore.torch.optim
 from pmstore.torch import MismatchError, Run, attach
-from pmstore.torch.model import ModelBinding
-from pmstore.torch.optimizer import OptimizerBinding
-from pmstore.torch.pieces import Pieces
-from pmstore.torch.replacing import Replacing
-from pmstore.torch.slotted import SlottedBinding
+from pmstore.torch._state.model import ModelBinding
+from pmstore.torch._state.optimizer import OptimizerBinding
+from pmstore.torch._state.replacing import Replacing
+from pmstore.torch._state.slots import SlottedBinding
+from pmstore.torch.parts import Pieces
 
 KINDS = ("heap", "slots", "mirrored")
 X = torch.arange(12.0).reshape(4, 3) / 5

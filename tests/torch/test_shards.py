@@ -25,10 +25,10 @@ import pmstore.torch.optim
 from pmstore.errors import PmstoreError
 from pmstore.exchange import export_run, import_run
 from pmstore.torch import Run
-from pmstore.torch.fsdp import reshard
-from pmstore.torch.layout import decode_place
-from pmstore.torch.optimizer_state import read_layout, state_block
-from pmstore.torch.shards import chunk, local
+from pmstore.torch._state.fsdp import reshard
+from pmstore.torch._state.layout import decode_place
+from pmstore.torch._state.optimizer_state import read_layout, state_block
+from pmstore.torch._state.sharded import chunk, local
 
 STEPS = 6
 

@@ -19,10 +19,10 @@ import pmstore
 import pmstore.torch.optim
 from pmstore.scheduler import Auto, EveryN
 from pmstore.torch import Run, attach
-from pmstore.torch.model import ModelBinding
-from pmstore.torch.optimizer import OptimizerBinding
-from pmstore.torch.pieces import Pieces
-from pmstore.torch.slotted import SlottedBinding
+from pmstore.torch._state.model import ModelBinding
+from pmstore.torch._state.optimizer import OptimizerBinding
+from pmstore.torch._state.slots import SlottedBinding
+from pmstore.torch.parts import Pieces
 
 
 class Training:

@@ -15,7 +15,8 @@ from torch import nn
 
 import pmstore
 from pmstore.engine._binding import same_bytes
-from pmstore.torch import AttachError, attach, rng_memory
+from pmstore.torch import AttachError, attach
+from pmstore.torch._random import memory as rng_memory
 from pmstore.torch.optim import AdamW
 
 Optimizer = torch.optim.Optimizer

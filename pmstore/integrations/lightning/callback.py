@@ -20,7 +20,8 @@ from pmstore.integrations.lightning.loader import PlacedLoader
 from pmstore.opening import open as open_store
 from pmstore.scheduler import CommitPolicy, CommitScheduler
 from pmstore.tiers.config import TierConfig
-from pmstore.torch import Resume, Run, attach, rng
+from pmstore.torch import Resume, Run, attach
+from pmstore.torch._random import defaults as rng
 
 
 class PmstoreCallback(Callback):

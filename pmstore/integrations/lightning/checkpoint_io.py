@@ -18,7 +18,7 @@ from pmstore.base.newfile import part_of, rename
 from pmstore.base.untrusted import sound
 from pmstore.errors import CorruptStoreError
 from pmstore.opening import open as open_store
-from pmstore.torch.codec import join, split
+from pmstore.torch._state.values import join, split
 
 _GROUP = "checkpoint"
 _FORMAT = 1

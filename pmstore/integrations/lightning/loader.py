@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pmstore.torch import rng
-from pmstore.torch.batches import Reader
+from pmstore.torch._data.batches import Reader
+from pmstore.torch._data.choose import open_source
+from pmstore.torch._data.position import Held, Position
+from pmstore.torch._migrate.settings import Settings, same, settings_of_loader
+from pmstore.torch._random import defaults as rng
 from pmstore.torch.errors import AttachError, ChangedError
-from pmstore.torch.fingerprint import Settings, same, settings_of_loader
-from pmstore.torch.loader import open_source
-from pmstore.torch.place import Held, Position
 
 
 class PlacedLoader:

@@ -17,11 +17,11 @@ from typing import Any
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 
-from pmstore.torch import rng
+from pmstore.torch._data.accelerate import seedable_sampler
+from pmstore.torch._data.dataloader import MapLoader, holders_of
+from pmstore.torch._data.source import Source
+from pmstore.torch._random import defaults as rng
 from pmstore.torch.errors import AttachError
-from pmstore.torch.map_loader import MapLoader, holders_of
-from pmstore.torch.prepared_loader import seedable_sampler
-from pmstore.torch.source import Source
 
 _LOOKS = 16
 """Batches after which generators are looked for that were made while one was loaded. (To look takes

@@ -10,9 +10,9 @@ from transformers import Trainer
 
 from pmstore import Store
 from pmstore.integrations.transformers.state import StoredState
-from pmstore.torch.generators import raise_python
-from pmstore.torch.part import Part
-from pmstore.torch.stored import StoredRun, StoreHolding
+from pmstore.torch._random.search import raise_python
+from pmstore.torch._read.stored import StoredRun, StoreHolding
+from pmstore.torch._state.part import Part
 
 
 def export(store: Store, trainer: Trainer, folder: Path) -> None:

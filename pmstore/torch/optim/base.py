@@ -32,7 +32,7 @@ STREAM_BYTES = 8 << 20  # outputs larger than this leave no use for the caches
 
 
 class Slotted(Protocol):
-    """Where an attached optimizer's parameters and state are: see `pmstore.torch.slotted`."""
+    """Where an attached optimizer's parameters and state are: see `pmstore.torch._state.slots`."""
 
     def begin(self) -> tuple[np.ndarray[Any, Any], bool]:
         """The table of this step, without gradients, and whether it goes into the other slot."""

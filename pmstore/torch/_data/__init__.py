@@ -1,0 +1,1 @@
+"""The data of a run: loaders, samples, and the position in them."""

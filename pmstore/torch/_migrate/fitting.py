@@ -1,0 +1,246 @@
+"""The pieces of a stored run, each made to fit the program's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pmstore import Store
+from pmstore.base.words import encode_name
+from pmstore.torch._data.position import Place, Position
+from pmstore.torch._data.samples import keep_samples
+from pmstore.torch._migrate.choices import Choices
+from pmstore.torch._migrate.fit import copy_common
+from pmstore.torch._migrate.fit_optimizer import HeldOptimizer, names_of, stand_in
+from pmstore.torch._migrate.fit_rates import Rates
+from pmstore.torch._migrate.settings import Settings
+from pmstore.torch._state.mirror import packed_whole
+from pmstore.torch._state.optimizer import OptimizerBinding
+from pmstore.torch._state.optimizer_state import read_layout
+from pmstore.torch._state.part import Part
+from pmstore.torch._state.requires_grad import TrainablePart
+from pmstore.torch._state.sharded import HOW_TO_RESHARD
+from pmstore.torch._state.stateful import StatefulPart
+from pmstore.torch._step.progress import Progress
+from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.optim.base import NativeOptimizer
+from pmstore.torch.parts import Pieces
+from pmstore.torch.program import Program
+
+
+def _has_tensors(piece: str) -> bool:
+    return piece.partition("/")[0] in ("model", "optimizer")
+
+
+class Fitting:
+    """What `adapt` does inside its transaction."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        program: Program,
+        choices: Choices,
+        settings: Mapping[str, Settings],
+    ) -> None:
+        """settings: the stored ones. Changes nothing yet."""
+        self._store = store
+        self._name = name
+        self._program = program
+        self._choices = choices
+        self._settings = settings
+        self._pieces = Pieces(store, name, program)
+
+    @property
+    def needed(self) -> bool:
+        """Whether tensors or groups are not as they are stored."""
+        try:
+            self._pieces.check()
+        except MismatchError:
+            return True
+        return False
+
+    def release(self) -> None:
+        """The pieces are to be made anew."""
+        if self._pieces.pack is not None:
+            self._pieces.pack.release()
+
+    def check(self) -> None:
+        """Raises: MismatchError: it still does not fit."""
+        Pieces(self._store, self._name, self._program).check()
+
+    def fit(self, missing: list[str], added: list[str]) -> None:
+        """missing: pieces that are stored and not given; added: the other way round.
+
+        Raises: AttachError, MismatchError: what is stored of one cannot be made to fit.
+        """
+        if self._program.mirrored and any(_has_tensors(one) for one in (*missing, *added)):
+            raise packed_whole()
+        self._drop(missing)
+        self._fit(missing, added)
+
+    def _drop(self, pieces: list[str]) -> None:
+        """Tensors of models are dropped with the others that are gone."""
+        for piece in pieces:
+            if piece.partition("/")[0] != "model":
+                self._store.pop(f"{self._name}/{piece}", None)
+        if not self._program.models:
+            self._store.pop(f"{self._name}/model", None)
+            self._store.pop(f"{self._name}/model_layout", None)
+        if not self._program.optimizers:
+            self._store.pop(f"{self._name}/gradients", None)
+            self._store.pop(f"{self._name}/gradients_layout", None)
+
+    def _fit(self, missing: list[str], added: list[str]) -> None:
+        other_models = any(piece.partition("/")[0] == "model" for piece in (*missing, *added))
+        by_name = other_models or self._choices.partial
+        dtypes = self._stored_dtypes()
+        self._fit_model(by_name)
+        rates = Rates(self._store, self._name, self._program, self._choices)
+        for binding in self._pieces.optimizers.values():
+            self._fit_optimizer(binding, by_name, rates, dtypes)
+        rates.finish()
+        for key, one in self._program.statefuls.items():
+            if one is None or key.partition("/")[0] == "lr_scheduler":
+                continue
+            if key in added or self._choices.answered(key):
+                StatefulPart(self._store, f"{self._name}/{key}", one).write()
+        if "rng" in added and self._pieces.rng is not None:
+            self._pieces.rng.write()
+        self._fit_loader("loader" in added)
+        if self._choices.hit("trainable", "program", "trainable"):
+            trainable = TrainablePart(self._store, f"{self._name}/trainable")
+            trainable.write(*self._pieces.named())
+        if self._pieces.gradients is not None:
+            self._pieces.gradients.fit(self._pieces.parameters())
+
+    # ---- the model
+
+    def _stored_dtypes(self) -> dict[str, torch.dtype]:
+        layout = self._store.get(f"{self._name}/model_layout") or {}
+        return {name: getattr(torch, place[2]) for name, place in layout.items()}
+
+    def _fit_model(self, by_name: bool) -> None:
+        binding = self._pieces.model
+        if binding is None:
+            return
+        if f"{self._name}/model_layout" not in self._store:
+            binding.write()
+        elif by_name:
+            binding.fit()
+
+    def _converted(self, dtypes: Mapping[str, torch.dtype]) -> bool:
+        """Whether a tensor has another dtype than was stored."""
+        now = self._stored_dtypes()
+        return any(now.get(name, dtype) != dtype for name, dtype in dtypes.items())
+
+    # ---- optimizers
+
+    def _fit_optimizer(
+        self,
+        binding: OptimizerBinding,
+        by_name: bool,
+        rates: Rates,
+        dtypes: Mapping[str, torch.dtype],
+    ) -> None:
+        piece, optimizer = binding.piece, binding.optimizer
+        path = f"{self._name}/{piece}"
+        if f"{path}/layout" not in self._store:
+            binding.write()
+            return
+        fresh = self._choices.hit("optimizer", "program", piece)
+        described = self._store[f"{path}/layout"][0]
+        before, names = names_of(described), names_of(binding.describe_groups())
+        other = described != binding.describe_groups() or (by_name and self._converted(dtypes))
+        if other and not (fresh or by_name or self._choices.regrouped):
+            return  # `check` says what is different
+        if other and not fresh and read_layout(self._store, path)[3]:
+            raise AttachError(
+                f"the state of {binding.called} lies in parts at several ranks (DTensors), which "
+                f"cannot be taken by name: {HOW_TO_RESHARD}; or "
+                'Resume(optimizer="program") begins without state'
+            )
+        held = self._read(path, before, described, dtypes)
+        groups = rates.of_groups(piece, optimizer, names, held, fresh)
+        if not (fresh or other):
+            Part(self._store, f"{path}/groups").write(groups)
+            return
+        self._refuse_slots(binding, described)
+        if fresh:
+            held.state.clear()
+            held.others.clear()
+        binding = binding.beside(stand_in(optimizer, names, held, groups))
+        flat = [name for group in names for name in group]
+        self._store.pop(path, None)
+        binding.write()
+        for name, index in zip(flat, range(len(flat)), strict=True):
+            if name in held.own and f"{path}/parameters/{index}" in self._store:
+                copy_common(self._store[f"{path}/parameters/{index}"], held.own[name])
+
+    def _refuse_slots(self, binding: OptimizerBinding, described: list[dict[str, Any]]) -> None:
+        stored = described[0]["class"] if described else ""
+        if isinstance(binding.optimizer, NativeOptimizer) or stored.startswith("pmstore."):
+            raise AttachError(
+                "the optimizers of pmstore.torch.optim keep parameters and state in one piece, "
+                "which cannot be taken in part. Begin a run with another name from the stored "
+                "model: pmstore.torch.load(store, model), then attach(..., name=...)"
+            )
+
+    def _read(
+        self,
+        path: str,
+        names: list[list[str]],
+        described: list[dict[str, Any]],
+        dtypes: Mapping[str, torch.dtype],
+    ) -> HeldOptimizer:
+        _, tensors, own, _ = read_layout(self._store, path)
+        flat = [name for group in names for name in group]
+        shapes = [shape for group in described for shape in group["shapes"]]
+        rest = Part(self._store, f"{path}/rest").read()
+        state: dict[str, dict[str, Any]] = {
+            flat[index]: dict(plain) for index, plain in rest.items() if index != "others"
+        }
+        for index, key in tensors:
+            value = self._store[f"{path}/state/{index}.{encode_name(key)}"]
+            state.setdefault(flat[index], {})[key] = value.clone()
+        return HeldOptimizer(
+            Part(self._store, f"{path}/groups").read(),
+            names,
+            dict(zip(flat, shapes, strict=True)),
+            dict(dtypes),
+            state,
+            rest.get("others", {}),
+            {flat[index]: self._store[f"{path}/parameters/{index}"].clone() for index in own},
+        )
+
+    # ---- the place in the data
+
+    def _fit_loader(self, added: bool) -> None:
+        loader = self._pieces.loader
+        if loader is None:
+            return
+        path = f"{self._name}/loader"
+        progress = Progress.open(self._store, self._name)
+        progress.restore()
+        position = progress.place.done
+        if added or self._choices.hit("data", "next epoch", "loader"):
+            if position.batch:
+                position = Position(position.data_epoch + 1)
+            if added or not loader.fits():
+                self._store.pop(path, None)
+                loader.write(Place(position))
+            else:
+                Part(self._store, f"{path}/start").write(None)
+                self._store.pop(f"{path}/state", None)
+        elif self._choices.hit("batch_size", "samples", "loader"):
+            position = keep_samples(
+                self._store, path, position, self._settings["loader"], self._program.loader
+            )
+        else:
+            return
+        # what the program held is of batches that do not come as they were
+        self._store.pop(f"{path}/held", None)
+        progress.place.restore(position)
+        progress.write(progress.finished)

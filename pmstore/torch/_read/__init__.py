@@ -1,0 +1,1 @@
+"""Stored runs, read without the program that wrote them."""

@@ -1,0 +1,140 @@
+"""One piece of Python-side state in the store, written when it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pmstore import Store
+from pmstore.base.held import Held
+from pmstore.engine._binding import encode, same_bytes
+from pmstore.objects import values
+from pmstore.torch._state.values import Array, join, split
+
+_ARRAYS = (torch.Tensor, np.ndarray)
+
+
+def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The array's bytes in C order, as uint8: over its own memory where it is contiguous, else over
+    a copy's.
+
+    Bytes and not elements: nan differs from nan and -0.0 equals 0.0, but here only bits count.
+    """
+    if isinstance(array, torch.Tensor):
+        flat = array.detach().contiguous().reshape(-1)
+        bits: np.ndarray[Any, np.dtype[np.uint8]] = (
+            flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+        )
+        return bits
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _copy(to: Array, array: Array) -> None:
+    """Its bits, into one of its kind, shape and dtype, whose strides may be others."""
+    if isinstance(to, torch.Tensor):
+        assert isinstance(array, torch.Tensor)
+        to.copy_(array.detach())
+    else:
+        np.copyto(to, array, casting="no")
+
+
+def read_part(held: Held, path: str) -> Any:
+    """What a `Part` of that path has stored. Its arrays are copies: nobody holds on to the heap
+    through them.
+
+    Raises:
+        KeyError: nothing is stored.
+    """
+    return _joined(held[f"{path}/value"], list(_arrays(held, path)))
+
+
+def _arrays(held: Held, path: str) -> Iterator[Array]:
+    number = 0
+    while f"{path}/{number}" in held:
+        yield held[f"{path}/{number}"]
+        number += 1
+
+
+def _joined(skeleton: Any, arrays: Sequence[Array]) -> Any:
+    return join(
+        skeleton, [one.clone() if isinstance(one, torch.Tensor) else one.copy() for one in arrays]
+    )
+
+
+class Part:
+    """A nested structure of plain values and arrays under one group of the store.
+
+    The skeleton is the value `<path>/value`, array i is `<path>/<i>`. Writing is cheap where little
+    changed: arrays are compared and copied in place, the value is written when its bytes differ
+    from those written last.
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.path = path
+        self._store = store
+        self._bytes: bytes | None = None  # of the value in the store, if known
+        self._arrays: list[Array] | None = None
+
+    @property
+    def stored(self) -> bool:
+        return f"{self.path}/value" in self._store
+
+    def write(self, state: Any) -> None:
+        """Writes the structure; pending until the next commit.
+
+        Raises:
+            TypeError: it holds something that is not data.
+            StoreFullError: nothing of the array or value at hand was written.
+        """
+        known = encode(state, _ARRAYS)
+        if known is None:
+            skeleton, arrays = split(state)
+            encoded = values.encode(skeleton)
+        else:
+            encoded, arrays = known
+        held = self._held()
+        for index, array in enumerate(arrays):
+            self._put(index, array, held)
+        while len(held) > len(arrays):
+            self._store.pop(f"{self.path}/{len(held) - 1}", None)
+            held.pop()
+        if encoded != self._bytes:
+            self._store[f"{self.path}/value"] = split(state)[0] if known else skeleton
+            # after the write: an interrupt between the two only costs a second write
+            self._bytes = encoded
+
+    def read(self) -> Any:
+        """As `read_part`."""
+        return _joined(self._store[f"{self.path}/value"], self._held())
+
+    def forget(self) -> None:
+        """Drops what is known of the store's content: after a roll back."""
+        self._bytes = None
+        self._arrays = None
+
+    def _held(self) -> list[Array]:
+        if self._arrays is None:
+            self._arrays = list(_arrays(self._store, self.path))
+        return self._arrays
+
+    def _put(self, index: int, array: Array, held: list[Array]) -> None:
+        here = held[index] if index < len(held) else None
+        if (
+            here is not None
+            and type(here) is type(array)
+            and here.dtype == array.dtype
+            and here.shape == array.shape
+        ):
+            if not same_bytes(here, array):  # nor if it does not know
+                _copy(here, array)
+            return
+        name = f"{self.path}/{index}"
+        self._store[name] = array
+        stored = self._store[name]
+        if index < len(held):
+            held[index] = stored
+        else:
+            held.append(stored)

@@ -1,0 +1,368 @@
+"""When a run's steps are committed, and what is flushed then."""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import Literal
+
+import torch
+from torch.optim import Optimizer
+
+from pmstore import Store
+from pmstore.distributed.meetings import Meeting, Meetings
+from pmstore.mirror.pending import PendingCommit
+from pmstore.scheduler import (
+    Auto,
+    CommitPolicy,
+    CommitScheduler,
+    CostModel,
+    IterationTimer,
+    OneTarget,
+    PreemptionGuard,
+    policy_words,
+    rule_of,
+)
+from pmstore.scheduler.policies import AUTO
+from pmstore.scheduler.target import NOTHING, Decision
+from pmstore.torch._data.source import Source
+from pmstore.torch._job.policy import Together
+from pmstore.torch._step.progress import Progress
+from pmstore.torch.errors import AttachError
+
+MAX_LOSS = 1.0
+"""Seconds of work that policy="auto" puts at stake on a disk, if it was told nothing; or more,
+where a commit after so long takes more than this share of the time:"""
+LOSS_BUDGET = 0.03
+
+
+def rule_for(
+    store: Store,
+    policy: CommitPolicy | CommitScheduler | Literal["auto"] | None,
+    max_loss: float | None,
+    tiers: Sequence[str],
+) -> CommitPolicy | CommitScheduler | None:
+    """What attach's `policy` and `max_loss` mean for this store. None: every step commits.
+
+    "auto" is a rule about what a commit costs here. In memory that is next to nothing: every step
+    commits. On a disk commits wait for it.
+
+    Raises: TypeError, ValueError.
+    """
+    if policy != AUTO:
+        if max_loss is not None:
+            raise TypeError(
+                f'max_loss={max_loss!r} is of policy="auto": other rules say themselves when to '
+                "commit, as EverySeconds(1.0) does"
+            )
+        return policy if isinstance(policy, CommitScheduler | None) else rule_of(policy)
+    if max_loss is not None:
+        rule = Auto(max_loss=max_loss)
+    elif store.domain == "file":
+        rule = Auto(max_loss=MAX_LOSS, loss_budget=LOSS_BUDGET)
+    else:
+        rule = Auto(max_loss=0.0)
+    chooses = any(not store.tiers[tier].every for tier in tiers)
+    return None if rule.max_loss == 0.0 and not chooses else rule
+
+
+def check_schedule(
+    store: Store,
+    policy: CommitPolicy | CommitScheduler | None,
+    tiers: Sequence[str],
+    guard: PreemptionGuard | None,
+    *,
+    together: bool,
+) -> None:
+    """Before anything is done. together: with the other ranks of a job. Raises: AttachError: a
+    scheduler of the program's own that does not know a tier, or has a guard already."""
+    if not isinstance(policy, CommitScheduler):
+        return
+    known = {target.name for target in policy.targets}
+    unknown = {tier for tier in tiers if not store.tiers[tier].every} - known
+    if unknown:
+        raise AttachError(
+            f"the scheduler has no tier {min(unknown)!r}: make it with "
+            f"CommitScheduler(policy, store=store, tiers=[{min(unknown)!r}])"
+        )
+    if together and policy.guard is not None:
+        raise AttachError(
+            "the scheduler has a guard of its own, and the ranks of a job stop together: give the "
+            "guard to attach(guard=...), at all ranks, and break out of the loop when "
+            "run.stopping is true, or use run.batches(), which does it"
+        )
+    if guard is not None and policy.guard is not None:
+        raise AttachError(
+            "the scheduler has a guard already, which attach's guard= would replace: give "
+            "it to one of the two. With the scheduler's, break out of the loop when "
+            "run.scheduler.stopping is true; with attach's, run.batches() does it"
+        )
+
+
+def describe_schedule(
+    store: Store,
+    policy: CommitPolicy | CommitScheduler | None,
+    tiers: Sequence[str],
+    guard: PreemptionGuard | None,
+) -> str:
+    """In words that are the same at every rank that schedules alike."""
+    if isinstance(policy, CommitScheduler):
+        targets = ", ".join(target.name for target in policy.targets)
+        words = f"{policy_words(policy.policy)} of a scheduler that commits to {targets}"
+    else:
+        flushed = [tier for tier in tiers if not store.tiers[tier].every]
+        words = policy_words(policy) + (f", tiers {', '.join(flushed)}" if flushed else "")
+    return words + (", with a guard" if guard is not None else "")
+
+
+class Schedule:
+    """Puts a policy in charge of a run's commits. A rule gets a scheduler, which chooses among the
+    tiers if the rule can.
+
+    Attributes:
+        scheduler: None: every step commits.
+        decision: of the scheduler, about the last commit, or the step that was ended last.
+        pending: the commit of the step that was ended last, if it was not waited for.
+        unasked: the program gave a policy, and has ended no step by `end_step` yet.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        progress: Progress,
+        policy: CommitPolicy | CommitScheduler | None = None,
+        tiers: Sequence[str] = (),
+        guard: PreemptionGuard | None = None,
+    ) -> None:
+        """They were checked: see `check_schedule`."""
+        self._store = store
+        self._progress = progress
+        # it is told how long the job will be; a scheduler of the program's own is not
+        self._own = policy is not None and not isinstance(policy, CommitScheduler)
+        self._flushed: list[str] = []  # after each commit if they are idle
+        tiers = [tier for tier in tiers if not store.tiers[tier].every]
+        if policy is None or isinstance(policy, OneTarget):
+            self._flushed, tiers = tiers, []
+        if policy is not None and not isinstance(policy, CommitScheduler):
+            policy = CommitScheduler(policy, store=store, tiers=tiers, run=name)
+            policy.targets[0].commit = self._commit
+        if guard is not None and policy is not None:
+            policy.guard = guard
+        self.scheduler = policy
+        self.guard = guard
+        self.decision: Decision = NOTHING
+        self.pending: PendingCommit | None = None
+        self.unasked: bool = False
+        self._wait = True
+        self._commits = 0
+        self._together: Together | None = None
+        self._stopped = False  # in a job
+        self._timer, self._cost = IterationTimer(), CostModel()  # without a scheduler
+        self._mark: float | None = None
+        self._unwatch: Callable[[], None] = lambda: None
+        self._leave: weakref.finalize[[], Schedule] | None = None
+        if guard is not None and guard.enter():
+            self._leave = weakref.finalize(self, guard.__exit__)
+            self._leave.atexit = False
+        if policy is not None:
+            policy.steps = progress.finished  # the run may have had another policy before
+            if guard is not None:
+                guard.fits(policy.timer, policy.targets[0].cost)  # as earlier lives measured
+
+    def join(self) -> Meetings:
+        """From here on all ranks of a job commit at the same steps."""
+        self._together = Together(self._store, self.scheduler, self.guard, self._flushed)
+        return self._together.meetings
+
+    def note(self, ask: bool, run: str) -> None:
+        """A policy that was given for nothing is not kept quiet about."""
+        if self.unasked and (ask or self._commits):
+            self.unasked = False
+            if not ask:
+                warnings.warn(
+                    f"the run {run!r} was given a policy, which run.end_step(loss) asks at the end "
+                    "of each step; run.commit(loss) commits every time. Write run.end_step(loss) "
+                    "in the loop, or give attach no policy",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        self._commits += not ask
+
+    def prepare(self, meeting: Meeting | None) -> None:
+        """Before the end of a step, in a job."""
+        if self._together is not None and meeting is not None:
+            self._together.prepare(meeting)
+
+    def end(
+        self,
+        loss: float | torch.Tensor | None,
+        optimizer: Optimizer | None,
+        meeting: Meeting | None = None,
+        *,
+        ask: bool,
+        wait: bool,
+    ) -> bool:
+        """A step has ended: commits the store. Returns whether it did, or has begun to.
+
+        ask: only if the policy says so. wait: False: `pending` is the commit, which goes on; but
+        the last one before the run stops is waited for. meeting: in a job, what all ranks have
+        agreed to do at this step.
+        """
+        before, last, self.pending = self._store.epoch, self.ends(meeting), None
+        commit = not ask or last or (meeting is not None and meeting.commit)
+        self._wait = wait or last
+        if self.scheduler is not None:
+            if optimizer is not None:
+                self.scheduler.learning_rate(optimizer.param_groups[0]["lr"])
+            self.decision = self.scheduler.step(loss, commit=not ask and not last)
+        if self.pending is None and (
+            self.scheduler is None or (commit and self._store.epoch == before)
+        ):
+            if self._wait and self.guard is not None and self.scheduler is None:
+                with self._measured(self.guard):
+                    self._commit()
+            else:
+                self._commit()
+        self._finish(last)
+        return self.pending is not None or self._store.epoch != before
+
+    def _commit(self) -> PendingCommit | None:
+        """The store, or the handle of that."""
+        if self._wait:
+            self._store.commit()
+        else:
+            self.pending = self._store.commit(wait=False)
+        return self.pending
+
+    @contextmanager
+    def _measured(self, guard: PreemptionGuard) -> Iterator[None]:
+        """Around a commit: without a policy, steps and commits are measured for the guard."""
+        began = time.monotonic()
+        yield
+        ended = time.monotonic()
+        if self._mark is not None:
+            self._timer.add(began - self._mark)
+        self._cost.add(ended - began)
+        self._mark = ended
+        guard.fits(self._timer, self._cost)
+
+    def ends(self, meeting: Meeting | None) -> bool:
+        """Whether the step that ends now is the run's last, as it was told to stop."""
+        if self._together is not None:
+            return meeting is not None and meeting.stop
+        return self.told
+
+    @property
+    def told(self) -> bool:
+        """Whether the run's guard was told to stop; or that of a scheduler of the program's own,
+        which has made its last commit. In a job: and all ranks have agreed to, and done it."""
+        if self._together is not None:
+            return self.finished
+        if self.guard is None:  # a scheduler of the program's own may have one
+            return self.scheduler is not None and self.scheduler.stopping
+        return self.guard.noticed()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was told, and the last commit has been made. In a job that holds for good:
+        the ranks' guards may not all know when the notice has expired."""
+        if self.guard is None:
+            return self.scheduler is not None and self.scheduler.stopping
+        return self._stopped or self.guard.finished
+
+    def stop(self) -> None:
+        """Told to stop, and no step is under way: commits what is finished."""
+        before, self._wait, self.decision = self._store.epoch, True, NOTHING
+        if self.scheduler is not None:
+            self.decision = self.scheduler.wind_up()
+        if self._store.epoch == before:
+            self._store.commit()
+        self._finish(True)
+
+    def keep(self, reason: str) -> None:
+        """Commits what is finished, now, whatever the policy says."""
+        before, self._wait, self.decision = self._store.epoch, True, NOTHING
+        if self.scheduler is not None:
+            self.decision = self.scheduler.commit(reason=reason)
+            if self.guard is not None and self.guard.noticed():
+                self.scheduler.announce()
+        if self._store.epoch == before:
+            self._store.commit()
+
+    def spare(self) -> None:
+        """The program ends, and loses nothing."""
+        if self.scheduler is not None:
+            self.scheduler.life.spared = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens meanwhile is no step, however long it takes."""
+        with self.scheduler.paused() if self.scheduler is not None else nullcontext():
+            yield
+        self._mark = None
+
+    def watch(self, react: Callable[[FrameType | None], bool]) -> None:
+        """Has it called when a notice comes: see `PreemptionGuard.on_notice`."""
+        assert self.guard is not None
+        self._unwatch = self.guard.on_notice(react)
+
+    def _finish(self, told: bool) -> None:
+        """A run does not go on after the commit that a notice has brought about."""
+        if told and self.guard is not None:
+            self.guard.first, self.guard.finished = False, True
+            if self._together is not None:
+                self._stopped = True
+                self._together.stopped()
+            if self.scheduler is not None:
+                self.scheduler.announce()
+
+    def close(self) -> None:
+        """The run ends: the signal handlers of before come back."""
+        self._unwatch()
+        self._unwatch = lambda: None
+        if self._leave is not None:
+            self._leave()
+        if self._together is not None:
+            self._together.close()
+
+    def flush(self) -> None:
+        """After a commit: to the tiers that the policy does not choose among. The last one is
+        flushed to busy tiers too."""
+        if self._together is not None and not self.finished:
+            self._together.flush()
+            return
+        for tier in self._flushed:
+            if self.finished:
+                self._store.flush(tier)
+            else:
+                self._store.flush_if_idle(tier)
+
+    def rolled_back(self) -> None:
+        """After the progress has followed."""
+        if self.scheduler is not None:
+            self.scheduler.rolled_back()
+            self.scheduler.steps = self._progress.finished
+
+    def expect(self, epochs: int | None, source: Source) -> int | None:
+        """Tells the scheduler how many steps the job has: as many for each batch as it had so
+        far. Returns it; None: that is not known."""
+        length = None if epochs is None else source.length()
+        if epochs is None or length is None:
+            return None
+        finished, position = self._progress.finished, self._progress.place.done
+        taken = position.data_epoch * length + position.batch
+        share = finished / taken if taken and finished else 1.0
+        total = max(round(epochs * length * share), 1)
+        if self.scheduler is not None and self._own:
+            self.scheduler.expect(total)
+        return total
+
+    def expect_no_more(self) -> None:
+        """The job ends here, if it has begun."""
+        if self.scheduler is not None and self._own and self._progress.finished:
+            self.scheduler.expect(self._progress.finished)

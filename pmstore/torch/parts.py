@@ -1,0 +1,247 @@
+"""How each piece that a program gives to `attach` is kept in the store."""
+
+from __future__ import annotations
+
+import torch
+
+from pmstore import Store
+from pmstore.torch._data.choose import open_source
+from pmstore.torch._data.part import LoaderPart
+from pmstore.torch._data.position import Place
+from pmstore.torch._random.defaults import RngParts
+from pmstore.torch._state.gradients import GradientKeeper
+from pmstore.torch._state.heap import Memory
+from pmstore.torch._state.mirror import MirroredModel, MirroredOptimizer, Pack
+from pmstore.torch._state.model import ModelBinding
+from pmstore.torch._state.optimizer import OptimizerBinding
+from pmstore.torch._state.optimizer_state import parameters_of
+from pmstore.torch._state.requires_grad import TrainablePart
+from pmstore.torch._state.sharded import is_sharded, local
+from pmstore.torch._state.slots import SlottedBinding
+from pmstore.torch._state.stateful import StatefulPart
+from pmstore.torch._state.ties import check_apart
+from pmstore.torch.errors import AttachError
+from pmstore.torch.optim.base import NativeOptimizer
+from pmstore.torch.program import Program
+
+
+class Pieces:
+    """What a run keeps in the store, beside its progress."""
+
+    def __init__(self, store: Store, name: str, program: Program) -> None:
+        """Touches neither store nor program.
+
+        Raises: AttachError: something cannot be kept.
+        """
+        try:
+            source = open_source(program.loader) if program.loader is not None else None
+        except TypeError as error:
+            raise AttachError(str(error)) from None
+        self.modules: list[torch.nn.Module] = list(program.models.values())
+        self.model: ModelBinding | None = None
+        self.optimizers: dict[str, OptimizerBinding] = {}
+        self._slotted: list[SlottedBinding] = []
+        self.pack: Pack | None = Pack(store, f"{name}/mirror") if program.mirrored else None
+        self._mirrored: list[MirroredModel | MirroredOptimizer] = []
+        if self.pack is not None:
+            self._mirror(store, name, program, self.pack)
+        else:
+            self._place(store, name, program)
+        self.gradients: GradientKeeper | None = (
+            GradientKeeper(store, f"{name}/gradients", sharded=self._sharded)
+            if program.optimizers
+            else None
+        )
+        self.statefuls: list[StatefulPart] = [
+            StatefulPart(store, f"{name}/{key}", one)
+            for key, one in program.statefuls.items()
+            if one is not None
+        ]
+        # parameters with their names, and alone; and what they were taken from
+        self._named: tuple[list[tuple[str, torch.Tensor]], list[torch.Tensor]] = [], []
+        self._named_of: list[object] = []
+        self.trainable: TrainablePart = TrainablePart(store, f"{name}/trainable")
+        self.rng: RngParts | None = RngParts(store, f"{name}/rng") if program.rng else None
+        self.loader: LoaderPart | None = (
+            LoaderPart(store, f"{name}/loader", source) if source is not None else None
+        )
+
+    @property
+    def _sharded(self) -> bool:
+        return any(is_sharded(one) for _, one in self.parameters())
+
+    def _place(self, store: Store, name: str, program: Program) -> None:
+        """Models and optimizers in the heap."""
+        natives = [one for one in program.optimizers.values() if isinstance(one, NativeOptimizer)]
+        if program.models:
+            kept = [parameter for native in natives for parameter in parameters_of(native)]
+            self.model = ModelBinding(store, f"{name}/model", program.models, kept)
+        path = f"{name}/optimizer"
+        for key, one in program.optimizers.items():
+            self.optimizers[key] = (
+                SlottedBinding(store, path, key, one, self.model, program.models)
+                if isinstance(one, NativeOptimizer)
+                else OptimizerBinding(store, path, key, one, self.model)
+            )
+        check_apart(self.model, self.optimizers.values())
+        self._slotted = [one for one in self.optimizers.values() if isinstance(one, SlottedBinding)]
+        for binding in self.bindings:
+            binding.displaced = self._set_apart
+
+    def _set_apart(self) -> None:
+        """Tensors that left their places are about to be brought back. Some may lie in the place of
+        another (`.data` that was swapped), which is not to be overwritten before it is read.
+
+        Raises: AttachError, MismatchError: some share memory that did not, or no longer do.
+        """
+        if self.model is not None:
+            self.model.check_ties()
+        check_apart(self.model, self.optimizers.values())
+        for binding in self.bindings:
+            binding.set_apart()
+
+    def _mirror(self, store: Store, name: str, program: Program, pack: Pack) -> None:
+        """Models and optimizers where they are."""
+        model = None
+        if program.models:
+            self.model = model = MirroredModel(store, f"{name}/model", program.models)
+            self._mirrored.append(model)
+        path = f"{name}/optimizer"
+        for key, one in program.optimizers.items():
+            optimizer = MirroredOptimizer(store, path, key, one, model, pack)
+            self.optimizers[key] = optimizer
+            self._mirrored.append(optimizer)
+
+    @property
+    def bindings(self) -> list[ModelBinding | OptimizerBinding]:
+        return [*((self.model,) if self.model is not None else ()), *self.optimizers.values()]
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        named = list(self.model.parameters) if self.model is not None else []
+        for optimizer in self.optimizers.values():
+            named += optimizer.extra_parameters
+        return named
+
+    def named(self) -> tuple[list[tuple[str, torch.Tensor]], list[torch.Tensor]]:
+        """`parameters`, and these without their names: the same lists while they are the same.
+        REQUIRES: `follow`, and `sync` of all optimizers, since anything has changed."""
+        known, at = self._named_of, 1
+        if known and known[0] is (self.model.parameters if self.model is not None else self):
+            for one in self.optimizers.values():
+                if one.synced is None or one.synced is not known[at]:
+                    break
+                at += 1
+            else:
+                return self._named
+        named = self.parameters()
+        self._named = named, [one for _, one in named]
+        self._named_of = [self.model.parameters if self.model is not None else self]
+        self._named_of += [one.synced for one in self.optimizers.values()]
+        return self._named
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers, some of them twice; of DTensors also the parts, which torch
+        counts writes of apart."""
+        found = [tensor for binding in self.bindings for tensor in binding.kept]
+        return found + [local(tensor) for tensor in found if is_sharded(tensor)]
+
+    def memory(self) -> list[Memory]:
+        """Arrays of the store over all that a training step writes in place."""
+        return [memory for binding in self.bindings for memory in binding.memory()]
+
+    @property
+    def captured(self) -> bool:
+        """Whether the engine captures all writes to that memory: neither slots nor mirrors."""
+        return self.pack is None and not any(
+            isinstance(one, SlottedBinding) for one in self.optimizers.values()
+        )
+
+    def spend(self, binding: OptimizerBinding) -> None:
+        """After its step. What another optimizer has parameters of too, that one may still use."""
+        assert self.gradients is not None
+        if len(self.optimizers) == 1:
+            self.gradients.spend(binding.parameters)
+            return
+        others = {
+            id(one)
+            for other in self.optimizers.values()
+            if other is not binding
+            for one in other.parameters
+        }
+        self.gradients.spend([one for one in binding.parameters if id(one) not in others])
+
+    # ---- into the store; pending until the next commit
+
+    def create(self, place: Place) -> None:
+        """Everything of a new run. The program is untouched until it is bound."""
+        for binding in self.bindings:
+            binding.write()
+        self._write_rest(place)
+
+    def write(self, place: Place) -> None:
+        """Everything that Python holds and the store does not yet."""
+        self.follow()
+        if self.model is not None:
+            self.model.take_in()
+        for optimizer in self.optimizers.values():
+            optimizer.sync()
+        self._write_rest(place)
+
+    def _write_rest(self, place: Place) -> None:
+        """Everything but models and optimizers, and the tensors of those that are mirrored."""
+        if self.pack is not None:
+            self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
+        parameters, tensors = self.named()
+        self.trainable.write(parameters, tensors)
+        if self.gradients is not None:
+            self.gradients.write(parameters, tensors)
+        for stateful in self.statefuls:
+            stateful.write()
+        if self.rng is not None:
+            self.rng.write()
+        if self.loader is not None:
+            self.loader.write(place)
+
+    def follow(self) -> None:
+        """Notices parameters that are other objects now."""
+        for slotted in self._slotted:
+            slotted.take_in()
+        if self.model is not None:
+            replaced = self.model.follow()
+            if self.model.before is not None:
+                for optimizer in self.optimizers.values():
+                    optimizer.replace(replaced, self.model.before)
+                self.model.followed()
+                for optimizer in self.optimizers.values():
+                    optimizer.replacing = None
+
+    # ---- out of the store
+
+    def check(self) -> None:
+        """Compares with what is stored. Changes nothing. Raises: MismatchError."""
+        for binding in self.bindings:
+            binding.check()
+        if self.loader is not None:
+            self.loader.check()
+
+    def restore(self, *, opened: bool) -> None:
+        """Sets all but the place in the data and the default generators to what the last commit
+        holds. opened: the bindings are."""
+        if self.model is not None:
+            if not opened:
+                self.model.open()
+            self.model.bind()
+        if self.pack is not None:
+            held = self.pack.open()
+            for binding in self._mirrored:
+                binding.load(held)
+        for optimizer in self.optimizers.values():
+            if not opened:
+                optimizer.open()
+            optimizer.restore()
+        parameters = self.parameters()
+        self.trainable.restore(parameters)
+        if self.gradients is not None:
+            self.gradients.restore(parameters)
+        for stateful in self.statefuls:
+            stateful.restore()
