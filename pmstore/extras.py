@@ -8,6 +8,7 @@ _BY = {
     "safetensors": "'pmstore[export]'",
     "sklearn": "scikit-learn",
     "ray": "'ray[train]'",
+    "prometheus_client": "'pmstore[prometheus]'",
     **{name: name for name in ("lightning", "transformers", "accelerate", "jax")},
 }
 """What brings a package; 'pmstore[all]' brings the others."""

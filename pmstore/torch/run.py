@@ -21,9 +21,7 @@ from pmstore.torch._step.steps import Steps
 from pmstore.torch.checkpoints import Keeper, KeptState
 from pmstore.torch.errors import AttachError
 from pmstore.torch.metrics import metrics
-from pmstore.torch.openmetrics import Endpoint
 from pmstore.torch.stats import RunStats, log_end, stats_of
-from pmstore.torch.telling import ScalarWriter, Telling
 
 
 class Run:
@@ -48,7 +46,6 @@ class Run:
         self._steps = steps
         self._loops = DataLoops(steps)
         self._keeper = Keeper(steps)
-        self._telling = Telling(steps)
         steps.ends.append(partial(log_end, steps))
 
     @property
@@ -131,35 +128,6 @@ class Run:
         """
         self._steps.require()
         return metrics(self._steps)
-
-    def log_to(self, writer: ScalarWriter, *, every: float = 5.0, prefix: str = "pmstore/") -> None:
-        """Writes `metrics` to a TensorBoard writer as the training goes on.
-
-            run.log_to(SummaryWriter())  # of torch.utils.tensorboard
-
-        writer: has `add_scalar(tag, value, step)`. It is called within `commit`, and stays the
-            caller's to close. One that raises is warned of, and left alone from then on.
-        every: seconds at least from one call to the next; the first is at one of the next commits.
-        prefix: of the tags.
-
-        Raises: TypeError; AttachError after `detach`.
-        """
-        self._steps.require()
-        self._telling.write_to(writer, every, prefix)
-
-    def serve_metrics(self, port: int = 0) -> Endpoint:
-        """Answers Prometheus and its kin: `metrics`, as OpenMetrics text, under the url of what it
-        returns. On 127.0.0.1 alone, where every user of this machine can read it.
-
-            print(run.serve_metrics(9464).url)  # http://127.0.0.1:9464/metrics
-
-        What is answered is at most half a second older than the last commit. It is closed with the
-        run, or by its `close`.
-
-        port: 0: a free one. Raises: OSError: it is taken; AttachError after `detach`.
-        """
-        self._steps.require()
-        return self._telling.serve(port)
 
     def __repr__(self) -> str:
         if not self.attached:
