@@ -117,7 +117,7 @@ struct pms_pool {
  * thread, which writes again what it wrote before them. */
 static inline bool pms_pool_failed(const struct pms_pool *pool)
 {
-    return pool->failed || pool->persist.failed_syncs > 0;
+    return (pool->persist.failed_syncs | pool->failed) != 0;
 }
 
 /* In a fork child of the owner, whatever the owner's threads were doing at the fork. */

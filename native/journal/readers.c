@@ -8,8 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define ANSWER_MS 30000 /* a child hands its memory over before it does anything else */
-#define ENTRIES 512u    /* of the page map, read at once */
+#define ANSWER_MS 5000 /* a child hands its memory over before it does anything else */
+#define ENTRIES 512u   /* of the page map, read at once */
 #define IN_MEMORY (1ull << 63)
 #define SWAPPED (1ull << 62)
 #define OF_A_FILE (1ull << 61)
@@ -238,11 +238,21 @@ static enum kept keep_pages(const struct pms_reader *c, const struct pms_map *ma
     return KEPT;
 }
 
+/* A child that has not come to it by then (it was stopped) finds its channel shut, and does not
+ * read; what it sent before is heard. */
+static int hear_or_shut(struct pms_reader *c)
+{
+    int heard = hear(c, ANSWER_MS);
+    if (heard >= 0 || errno != ETIMEDOUT || shutdown(c->channel, SHUT_RD) != 0)
+        return heard;
+    return hear(c, 0);
+}
+
 static enum kept keep(struct pms_reader *c, const struct pms_map *map, uint64_t page,
                       uint64_t pages)
 {
     uint64_t limit = c->bytes / PMS_PAGE, end = page + pages < limit ? page + pages : limit;
-    int heard = hear(c, ANSWER_MS);
+    int heard = hear_or_shut(c);
     return heard < 0 ? FAILED : heard == 0 ? GONE : keep_pages(c, map, page, end);
 }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,6 +132,46 @@ static void declare(struct pms_pool *p, unsigned char *a, uint64_t bytes)
 static struct pms_pool *captured;
 static unsigned char *captured_at;
 
+static bool stops;
+
+/* In a child, before anything of the engine's. */
+static void stop_there(void)
+{
+    if (stops)
+        raise(SIGSTOP);
+}
+
+/* It has not handed its memory over: pages go home without it, and it must not read. */
+static void a_child_that_is_stopped_holds_nothing_up(void)
+{
+    struct pms_options o = {
+        .size = 8 * MIB, .mode = PMS_MODE_TRUNCATE, .domain = PMS_DOMAIN_FILE, .hot = 1};
+    struct pms_error e;
+    struct pms_pool *p = NULL;
+    uint64_t at;
+    int ws;
+    CHECK(pms_pool_open(path, &o, &p, &e) == PMS_OK);
+    CHECK(pms_object_put_array(p, 0, "a", 1, "m", 1, MIB, PMS_FILL_ZERO, NULL, 0, 0, &at, &e) ==
+              PMS_OK &&
+          pms_pool_close(p, 1, &e) == PMS_OK);
+    pms_pool_release(p);
+    o.mode = PMS_MODE_READ_WRITE;
+    CHECK(pms_pool_open(path, &o, &p, &e) == PMS_OK);
+    stops = true;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(atomic_load(&p->capture.watched.unreadable) != 1);
+    stops = false;
+    CHECK(waitpid(child, &ws, WUNTRACED) == child && WIFSTOPPED(ws));
+    declare(p, p->map.user + at, MIB);
+    memset(p->map.user + at, 1, MIB);
+    CHECK(pms_commit(p, &e) == PMS_OK && pms_journal_drain(p->journal, &e) == PMS_OK);
+    CHECK(kill(child, SIGCONT) == 0);
+    CHECK(waitpid(child, &ws, 0) == child && WIFEXITED(ws) && WEXITSTATUS(ws) == 0);
+    CHECK(pms_pool_close(p, 0, &e) == PMS_OK);
+    pms_pool_release(p);
+}
+
 static void *capture_all_the_time(void *arg)
 {
     (void)arg;
@@ -172,11 +213,13 @@ static void a_child_captures_in_its_own_store(void)
 
 int main(void)
 {
+    pthread_atfork(NULL, NULL, stop_there); /* before the engine's */
     const char *folder = getenv("PMS_TEST_DIR") ? getenv("PMS_TEST_DIR") : "/dev/shm";
     snprintf(path, sizeof path, "%s/pms-test-fork-%ld", folder, (long)getpid());
     snprintf(other_path, sizeof other_path, "%s-other", path);
     TEST(children_of_a_process_that_opens_and_closes);
     TEST(a_child_captures_in_its_own_store);
+    TEST(a_child_that_is_stopped_holds_nothing_up);
     unlink(path);
     unlink(other_path);
     return test_summary();
