@@ -18,6 +18,7 @@
 #define SECOND_NS 1000000000ll
 #define PATIENCE_NS (10 * SECOND_NS) /* a writer that does not answer for so long is stopped */
 #define LEAST_RATE (4ll << 20)       /* bytes in a second, that it answers at least */
+#define LOST_NS SECOND_NS            /* an answer of which nothing came for so long was lost */
 #define SLICE_MS 50                  /* so often it is looked whether the writer is there */
 #define AFTER_SIGNAL_NS                                                         \
     (SECOND_NS / 2) /* an answer comes sooner: what a timer's signals interrupt \
@@ -127,6 +128,7 @@ static enum pms_heard say(struct pms_client *c, const struct pms_question *q)
 /* Until something is there. */
 static enum pms_heard wait_for_any(struct pms_client *c)
 {
+    int64_t lost = now_ns() + LOST_NS;
     enum pms_heard heard;
     while ((heard = look_at_clock(c)) == PMS_HEARD_ANSWER) {
         struct pollfd wait = {c->socket, POLLIN, 0};
@@ -137,6 +139,8 @@ static enum pms_heard wait_for_any(struct pms_client *c)
             note_signal(c);
         else if (!is_there(c))
             return PMS_HEARD_END;
+        else if (now_ns() >= lost)
+            return PMS_HEARD_LOSS;
     }
     return heard;
 }
@@ -178,16 +182,37 @@ static enum pms_heard peek(struct pms_client *c, struct pms_answer *a)
     return n == sizeof *a && a->magic == PMS_WIRE_MAGIC ? PMS_HEARD_ANSWER : PMS_HEARD_NONSENSE;
 }
 
-/* Of that many bytes. */
+/* Bytes [from, from + bytes) of what goes there. */
 static enum pms_heard take(struct pms_client *c, const struct iovec *to, uint32_t count,
-                           size_t bytes)
+                           size_t from, size_t bytes)
 {
     struct pms_answer head;
     struct iovec into[1 + PMS_WIRE_RANGES] = {{&head, sizeof head}};
-    memcpy(into + 1, to, count * sizeof *to);
-    struct msghdr m = {.msg_iov = into, .msg_iovlen = 1 + count};
+    struct msghdr m = {.msg_iov = into, .msg_iovlen = 1};
+    size_t left = bytes;
+    for (uint32_t i = 0; i < count && left; i++) {
+        size_t skip = from < to[i].iov_len ? from : to[i].iov_len, n = to[i].iov_len - skip;
+        n = n < left ? n : left;
+        from -= skip;
+        left -= n;
+        if (n)
+            into[m.msg_iovlen++] = (struct iovec){(char *)to[i].iov_base + skip, n};
+    }
     ssize_t n = recvmsg(c->socket, &m, MSG_DONTWAIT | MSG_TRUNC);
     return n == (ssize_t)(sizeof head + bytes) ? PMS_HEARD_ANSWER : PMS_HEARD_NONSENSE;
+}
+
+/* The head of what belongs to the last question. */
+static enum pms_heard next_head(struct pms_client *c, struct pms_answer *a)
+{
+    for (;;) {
+        enum pms_heard heard = wait_for_any(c);
+        if (heard == PMS_HEARD_ANSWER)
+            heard = peek(c, a);
+        if (heard != PMS_HEARD_ANSWER || a->serial == c->serial)
+            return heard;
+        (void)!recv(c->socket, a, sizeof *a, MSG_DONTWAIT); /* to a question that was given up */
+    }
 }
 
 static enum pms_heard receive(struct pms_client *c, const struct iovec *to, uint32_t count)
@@ -196,20 +221,23 @@ static enum pms_heard receive(struct pms_client *c, const struct iovec *to, uint
     size_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
         bytes += to[i].iov_len;
-    for (;;) {
-        enum pms_heard heard = wait_for_any(c);
-        if (heard == PMS_HEARD_ANSWER)
-            heard = peek(c, &a);
+    for (size_t at = 0, n; at < bytes; at += n) {
+        enum pms_heard heard = next_head(c, &a);
         if (heard != PMS_HEARD_ANSWER)
             return heard;
-        if (a.serial == c->serial)
-            break;
-        (void)!recv(c->socket, &a, sizeof a, MSG_DONTWAIT); /* to a question that was given up */
+        if (a.status != PMS_OK)
+            return PMS_HEARD_REFUSAL;
+        if (a.bytes != bytes)
+            return PMS_HEARD_NONSENSE;
+        if (a.part != at / PMS_WIRE_PIECE)
+            return PMS_HEARD_LOSS;
+        n = bytes - at < PMS_WIRE_PIECE ? bytes - at : PMS_WIRE_PIECE;
+        heard = take(c, to, count, at, n);
+        if (heard != PMS_HEARD_ANSWER)
+            return heard;
     }
-    if (a.status != PMS_OK)
-        return PMS_HEARD_REFUSAL;
-    c->taken = a.serial;
-    return a.bytes == bytes ? take(c, to, count, bytes) : PMS_HEARD_NONSENSE;
+    c->taken = c->serial;
+    return PMS_HEARD_ANSWER;
 }
 
 static void fill(struct pms_client *c, struct pms_question *q)
@@ -226,9 +254,14 @@ enum pms_heard pms_client_ask(struct pms_client *c, struct pms_question *q, cons
 {
     if (!is_ours(c))
         return PMS_HEARD_CLOSED;
-    fill(c, q);
-    enum pms_heard heard = say(c, q);
-    return heard == PMS_HEARD_ANSWER ? receive(c, to, count) : heard;
+    enum pms_heard heard;
+    do {
+        fill(c, q);
+        heard = say(c, q);
+        if (heard == PMS_HEARD_ANSWER)
+            heard = receive(c, to, count);
+    } while (heard == PMS_HEARD_LOSS);
+    return heard;
 }
 
 void pms_client_close(struct pms_client *c)

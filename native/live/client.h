@@ -12,6 +12,7 @@ struct pms_session;
 enum pms_heard {
     PMS_HEARD_ANSWER,
     PMS_HEARD_NOTHING,  /* for as long as was to be waited */
+    PMS_HEARD_LOSS,     /* of a part of it: asked again */
     PMS_HEARD_SIGNAL,   /* came, and no answer soon after it: the same may be asked again */
     PMS_HEARD_END,      /* nobody is there any more */
     PMS_HEARD_REFUSAL,  /* what was asked for is not kept any more */

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,8 +55,8 @@ static uint8_t bell_key[PMS_WIRE_KEY];
 
 /* ---- the thread ---- */
 
-static int bell_fd;                                                   /* the thread's, as all */
-static unsigned char out[sizeof(struct pms_answer) + PMS_WIRE_PIECE]; /* below are */
+static int bell_fd;                                                    /* the thread's, as all */
+static unsigned char out[sizeof(struct pms_answer) + PMS_WIRE_ANSWER]; /* below are */
 
 /* A socket that takes what begins with the key. -1: there is none. */
 static int listen_at(const struct pms_sender *at, const uint8_t key[PMS_WIRE_KEY])
@@ -80,14 +81,30 @@ static bool is_gone(const struct pms_sender *who)
 
 /* By a socket of its own: what a reader does not take counts against the socket that sent it, and
  * is in no other reader's way. */
+static bool say(const struct pms_sender *who, struct iovec *what, size_t count)
+{
+    struct msghdr m = {.msg_name = (void *)(uintptr_t)&who->address,
+                       .msg_namelen = who->bytes,
+                       .msg_iov = what,
+                       .msg_iovlen = count};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool said = fd >= 0 && sendmsg(fd, &m, 0) >= 0;
+    if (fd >= 0)
+        close(fd);
+    return said;
+}
+
+/* A head and bytes behind it, in pieces. Where one does not go out the rest stays. */
 static void answer_to(const struct pms_sender *who, size_t bytes)
 {
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), room = 2 * sizeof out;
-    if (fd < 0)
-        return;
-    (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-    (void)!sendto(fd, out, bytes, 0, (const struct sockaddr *)&who->address, who->bytes);
-    close(fd);
+    struct pms_answer head;
+    memcpy(&head, out, sizeof head);
+    for (size_t at = sizeof head, n; at < bytes || head.part == 0; at += n, head.part++) {
+        n = bytes - at < PMS_WIRE_PIECE ? bytes - at : PMS_WIRE_PIECE;
+        struct iovec what[2] = {{&head, sizeof head}, {out + at, n}};
+        if (!say(who, what, 2))
+            return;
+    }
 }
 
 static void hear(struct pms_door *d)

@@ -13,6 +13,7 @@
 static int lose(struct pms_sight *v, enum pms_heard heard, struct pms_error *error)
 {
     static const char *const why[] = {
+        [PMS_HEARD_LOSS] = "an answer was lost",
         [PMS_HEARD_NOTHING] = "it does not answer readers now",
         [PMS_HEARD_SIGNAL] = "waiting for the process that writes to the store",
         [PMS_HEARD_END] = "the process that writes to the store has ended",
@@ -84,12 +85,12 @@ static enum pms_heard fetch(struct fetching *f, const struct pms_part *range)
 {
     enum pms_heard heard = PMS_HEARD_ANSWER;
     for (uint64_t at = 0, n; at < range->bytes && heard == PMS_HEARD_ANSWER; at += n) {
-        uint64_t left = range->bytes - at, room = PMS_WIRE_PIECE - f->bytes;
+        uint64_t left = range->bytes - at, room = PMS_WIRE_ANSWER - f->bytes;
         n = left < room ? left : room;
         f->q.range[f->q.count] = (struct pms_part){range->off + at, n};
         f->to[f->q.count++] = (struct iovec){f->map->user + range->off + at, n};
         f->bytes += n;
-        if (f->bytes == PMS_WIRE_PIECE || f->q.count == PMS_WIRE_RANGES)
+        if (f->bytes == PMS_WIRE_ANSWER || f->q.count == PMS_WIRE_RANGES)
             heard = fetch_now(f);
     }
     return heard;

@@ -180,14 +180,14 @@ static int answer_read(struct pms_visitor *r, const struct pms_served *s,
     return status;
 }
 
-/* Whole pages that the store may have, in one piece. Else false. */
+/* Whole pages that the store may have, for one answer. Else false. */
 static bool add_up(const struct pms_question *q, uint64_t pages, uint64_t *bytes)
 {
     *bytes = 0;
     for (uint32_t i = 0; i < q->count; i++) {
         const struct pms_part *x = &q->range[i];
         if (x->off % PMS_PAGE || x->bytes % PMS_PAGE || !x->bytes || x->off / PMS_PAGE >= pages ||
-            x->bytes / PMS_PAGE > pages - x->off / PMS_PAGE || x->bytes > PMS_WIRE_PIECE - *bytes)
+            x->bytes / PMS_PAGE > pages - x->off / PMS_PAGE || x->bytes > PMS_WIRE_ANSWER - *bytes)
             return false;
         *bytes += x->bytes;
     }

@@ -20,7 +20,8 @@ struct pms_sender {
 };
 
 /* The answer to a datagram of n bytes, which begins with the store's secret, goes to `out`, which
- * has room for a head and a piece. Returns its bytes; 0: there is none, for it is no question. */
+ * has room for a head and a whole answer. Returns its bytes; 0: there is none, for it is no
+ * question. */
 size_t pms_visitors_answer(struct pms_visitors *v, const struct pms_served *s,
                            const struct pms_question *q, size_t n, const struct pms_sender *from,
                            unsigned char *out);

@@ -8,7 +8,8 @@
  * and told to the writer alone. No descriptor is ever part of what either says, and where the
  * system can refuse those that come all the same (Linux 6.16) it does.
  *
- * A reader asks one question at a time, and each has one answer. The writer tells by its
+ * A reader asks one question at a time, and each has one answer; where a part of it is lost the
+ * reader asks again. The writer tells by its
  * credentials who it is. Both are processes of one machine and one build's byte order; neither
  * trusts what the other sends to be well formed. */
 #ifndef PMS_LIVE_WIRE_H
@@ -22,10 +23,13 @@
 
 #include "base/layout.h"
 
-#define PMS_WIRE_MAGIC 0x32524d50u  /* "PMR2": another number, another protocol */
-#define PMS_WIRE_KEY 16u            /* bytes */
-#define PMS_WIRE_RANGES 256u        /* of one question */
-#define PMS_WIRE_PIECE (128u << 10) /* most bytes of one answer */
+#define PMS_WIRE_MAGIC 0x32524d50u /* "PMR2": another number, another protocol */
+#define PMS_WIRE_KEY 16u           /* bytes */
+#define PMS_WIRE_RANGES 256u       /* of one question */
+/* of one answer at most: so many datagrams, each with a piece, which is as much as the system finds
+ * room for when its memory is in small parts, and no more than a reader's queue takes (10) */
+#define PMS_WIRE_PIECE (64u << 10)
+#define PMS_WIRE_ANSWER (4 * PMS_WIRE_PIECE)
 
 enum pms_wire_op {
     PMS_WIRE_PIN = 1,   /* the last commit, from now on. Answer: the superblock */
@@ -40,14 +44,14 @@ struct pms_part {
 };
 
 struct pms_question {
-    uint8_t secret[PMS_WIRE_KEY];           /* the writer's key */
-    uint8_t reader[PMS_WIRE_KEY];           /* the reader's: which one it is, too */
-    uint64_t serial;                        /* of this reader's questions: 1, 2, ... */
-    uint64_t taken;                         /* the last one whose answer has come; 0: none has */
-    uint32_t magic;                         /* PMS_WIRE_MAGIC */
-    uint32_t op;                            /* enum pms_wire_op */
-    uint32_t keep;                          /* of PIN: the whole state is kept, not a little */
-    uint32_t count;                         /* of READ: so many ranges, at most a piece together */
+    uint8_t secret[PMS_WIRE_KEY]; /* the writer's key */
+    uint8_t reader[PMS_WIRE_KEY]; /* the reader's: which one it is, too */
+    uint64_t serial;              /* of this reader's questions: 1, 2, ... */
+    uint64_t taken;               /* the last one whose answer has come; 0: none has */
+    uint32_t magic;               /* PMS_WIRE_MAGIC */
+    uint32_t op;                  /* enum pms_wire_op */
+    uint32_t keep;                /* of PIN: the whole state is kept, not a little */
+    uint32_t count;               /* of READ: so many ranges, at most an answer together */
     struct pms_part range[PMS_WIRE_RANGES]; /* only `count` of them are sent */
 };
 #define PMS_WIRE_HEAD offsetof(struct pms_question, range)
@@ -57,7 +61,8 @@ struct pms_answer {
     uint64_t serial; /* of the question */
     uint32_t magic;
     int32_t status; /* enum pms_status */
-    uint64_t bytes; /* that follow; 0 where status is not PMS_OK */
+    uint64_t bytes; /* of the whole answer; 0 where status is not PMS_OK */
+    uint64_t part;  /* which piece of it follows: 0, 1, ... */
 };
 
 /* Where the writer that opened the file at that moment hears. */

@@ -209,7 +209,7 @@ static void what_no_reader_asks_has_no_answer(void)
                                             {0, 0},
                                             {0, ~0xfffull},
                                             {1ull << 63, PMS_PAGE},
-                                            {PMS_PAGE, PMS_WIRE_PIECE + PMS_PAGE}};
+                                            {PMS_PAGE, PMS_WIRE_ANSWER + PMS_PAGE}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         a.q = good;
         a.q.op = PMS_WIRE_READ;
