@@ -9,8 +9,8 @@ import pytest
 
 
 def _pairs(item: pytest.Item) -> Set[object]:
-    values = [(name, id(value)) for name, value in sorted(item.callspec.params.items())]  # type: ignore[attr-defined]
-    return set(combinations(values, 2))
+    named = enumerate(item.callspec._idlist)  # type: ignore[attr-defined]
+    return set(combinations(named, 2))
 
 
 def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:

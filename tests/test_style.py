@@ -164,6 +164,13 @@ def test_no_merge_was_left_half_done() -> None:
     assert marked == []
 
 
+def test_the_name_of_a_test_holds_no_address(request: pytest.FixtureRequest) -> None:
+    """A name is the same in every process: two that share the tests collect the same ones."""
+    named = [item.nodeid for item in request.session.items]
+    assert len(set(named)) == len(named)
+    assert not [name for name in named if re.search(r"\bat 0x[0-9a-f]+", name)]
+
+
 # ---- pmstore/ ------------------------------------------------------------------------------------
 
 ROOT = NATIVE.parent

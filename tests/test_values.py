@@ -159,7 +159,7 @@ class Int(int):
         memoryview(b"x"),
         dt.timezone.utc,
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="What can be stored"):

@@ -1,0 +1,38 @@
+"""Stores of an earlier commit are opened, and their runs go on to the same bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
+
+from golden.life import HERE, expected
+from golden.lives import go_on, server
+from golden.programs import KINDS
+
+from pmstore.testing import ForkServer
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[ForkServer]:
+    with server() as one:
+        yield one
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rest_of_a_run_is_the_same(kind: str, forks: ForkServer) -> None:
+    found = go_on(kind, forks, prefix=f"pmstore-test-{os.getpid()}-")
+    wanted = expected(kind)
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        for what in ("opened", "losses", "ended"):
+            assert theirs[what]
+            assert ours[what] == theirs[what], what
+
+
+def test_nothing_is_kept_without_a_program() -> None:
+    archives = {path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz")}
+    assert archives == {path.stem for path in HERE.glob("*.json")} == set(KINDS)
