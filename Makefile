@@ -1,4 +1,4 @@
-# make demo | test | test-long | frameworks-all | upstream-accelerate | programs | upstream | upstream-pymm | jobs | dcp-kills | native-test | native-test-long | fuzz | fuzz-formats | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
+# make demo | test | test-long | frameworks-all | upstream-accelerate | programs | steps | upstream | upstream-pymm | jobs | dcp-kills | native-test | native-test-long | fuzz | fuzz-formats | asan-python | asan-python-quick | crashtest | crashtest-long | crashtest-peers | crashtest-vm | mutants | stress
 #      gpu-check | lint tidy types | docs | dist dist-test aarch64-test | bench | instructions | clean
 #
 # A virtual environment is made in .venv if there is none, and reused. A stamp records that it is complete, so that a second
@@ -12,7 +12,7 @@ NATIVE := $(filter-out native/tests/%,$(wildcard native/*/*.c native/*/*.h)) nat
 
 BINDING := pmstore/engine/_build_ffi.py $(wildcard pmstore/engine/*.c pmstore/engine/*.h)
 
-.PHONY: all aarch64-test dist dist-test types demo test test-long programs upstream upstream-pymm frameworks-all upstream-accelerate jobs dcp-kills native-test native-test-long fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress gpu-check lint tidy docs bench bench-quick instructions clean venv
+.PHONY: all aarch64-test dist dist-test types demo test test-long programs steps upstream upstream-pymm frameworks-all upstream-accelerate jobs dcp-kills native-test native-test-long fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress gpu-check lint tidy docs bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -53,6 +53,10 @@ upstream-accelerate: $(STAMP)
 # Training programs of many kinds, killed and stopped: minutes. A short choice of them is in `make test`.
 programs: $(STAMP)
 	$(PY) -m tests.programs
+
+# Random programs of steps, 400 of them, with some 2,000 kills and ends: half an hour. A short choice of them is in `make test`.
+steps: $(STAMP)
+	$(PY) -m tests.steps
 
 # torch's own tests of torch.distributed.checkpoint, unchanged, from a checkout of pytorch, over pmstore's writer and reader. Where there is no GPU,
 # those that ask for some run on processors, if they can. tests/upstream/known.py says which do not apply.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,13 @@ def _torch(way: str, folder: Path, turns: Turns) -> None:
     print("at", step, flush=True)
     while True:
         turns.begin()
-        loss = model(batch).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        with run.next_step() if run is not None else nullcontext():
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
         step += 1
-        if run is not None:
-            run.end_step(loss)
-        elif way == OWN and step % EVERY == 0:
+        if way == OWN and step % EVERY == 0:
             states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**states, "step": step}, new)
             new.replace(last)
@@ -121,7 +120,7 @@ def _lightning(way: str, folder: Path, turns: Turns) -> None:
 
     callbacks: list[L.Callback] = [Watch()]
     if way == COMMITS:
-        callbacks.append(PmstoreCallback(folder / "run.pm", options={"size": 3 * STATE_BYTES}))
+        callbacks.append(PmstoreCallback(folder / "run.pm", opening={"size": 3 * STATE_BYTES}))
     elif way == OWN:
         callbacks.append(ModelCheckpoint(folder, "last", every_n_train_steps=EVERY))
     trainer = L.Trainer(
@@ -172,7 +171,7 @@ def _trainer(way: str, folder: Path, turns: Turns) -> None:
         def __getitem__(self, index: int) -> Any:
             return {"x": torch.zeros(1)}
 
-    kept = PmstoreTrainerCallback(folder / "run.pm", size=3 * STATE_BYTES)
+    kept = PmstoreTrainerCallback(folder / "run.pm", opening={"size": 3 * STATE_BYTES})
     args = TrainingArguments(
         output_dir=str(folder),
         max_steps=1_000_000,

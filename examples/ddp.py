@@ -38,14 +38,14 @@ def train(folder: str, epochs: int) -> None:
             store, model=model, optimizer=optimizer, loader=loader, process_group="world"
         )
         print(f"rank {rank}: {'goes on after' if run.resumed else 'begins at'} step {run.step}")
-        for epoch in range(run.data_epoch, epochs):
+        for epoch in run.epochs(epochs):
             sampler.set_epoch(epoch)
-            for inputs, targets in run.batches(epochs=epoch + 1):
+            for inputs, targets in epoch:
                 loss = nn.functional.mse_loss(model(inputs), targets)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                run.end_step(loss)  # all ranks alike: after a kill they are at one step again
+                run.log(loss=loss)  # all ranks alike: after a kill they are at one step again
     print(f"rank {rank}: step {run.step} committed")
     dist.destroy_process_group()
 

@@ -26,13 +26,13 @@ def train(path: str, steps: int, device: str) -> list[torch.Tensor]:
         # on cuda mirror=True is the default
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=True)
         print(f"goes on after step {run.step}" if run.resumed else "a new run", f"on {device}")
-        for _ in range(run.step, steps):
+        for _ in run.steps(steps):
             features = torch.randn(64, 32, device=device)
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(features), features.flip(1))
             loss.backward()
             optimizer.step()  # waits until the last commit has read what it is about to write
-            run.end_step(loss, wait=False)  # a commit is copied, and made durable, meanwhile
+            run.log(loss=loss)  # the step's commit is copied, and made durable, during the next
     print(f"step {run.step} committed")
     return [parameter.detach().cpu() for parameter in model.parameters()]
 

@@ -72,10 +72,6 @@ class Store(Flushing):
         self._guards.add(guard)
         self._hook()
 
-    def refuse_half(self, but: Guard) -> None:
-        """Raises: TransactionError: a commit now would raise it, on account of another guard."""
-        self._guards.refuse_half(but)
-
     def pin_committed(self) -> Snapshot | None:
         """The last commit, if what the program sees in arrays and tensors is that; else None. But
         for idle slots: see `idle_blocks`. No commit waits for it: what they overwrite is kept in
@@ -98,7 +94,7 @@ class Store(Flushing):
             if (store := reference()) is None:
                 return
             if when != ROLLED_BACK:
-                store._guards.refuse_half()
+                store._guards.before_commit()
             if store._mirrors is not None:
                 store._mirrors.hook(when)
             # of the outermost block: an inner one undoes nothing
@@ -157,7 +153,7 @@ class Store(Flushing):
         [1.0, 0.0, 0.0]
         """
         if self._core.job is not None:  # which says why; entering would take it for a job that died
-            self._guards.refuse_half()
+            self._guards.before_commit()
         return self._core.pool.handle.transaction(writes, timeout)
 
     def will_write(self, *arrays: Any) -> None:
@@ -200,8 +196,7 @@ class Store(Flushing):
             OSError; MirrorError: a copy from a device failed; MovedError: an array or tensor left
             the store's memory for good (see `Group`).
         """
-        if self._guards:
-            self._guards.refuse_half()
+        self._guards.before_commit()
         if self._mirrors is not None:
             self._mirrors.join()
         if wait and (self._mirrors is None or self._mirrors.empty):
@@ -301,6 +296,8 @@ class Store(Flushing):
 
         Raises: OSError if the last commits cannot be synced; closed nevertheless.
         """
+        if not self.closed and self._core.process == os.getpid():
+            self._guards.dropping()
         self._close(False, False)
 
     def _close(self, commit: bool, raising: bool, kept: bool = False) -> None:
@@ -312,8 +309,8 @@ class Store(Flushing):
 
         def may_commit() -> bool:
             nonlocal kept
-            if self._guards.half() or (raising and self._guards.running()):
-                lost.extend(self._guards.lost(True))
+            if self._guards.half():
+                lost.extend(self._guards.lost())
                 return False
             self._core.pool.handle.take_in_moved()
             if self._mirrors is not None:
@@ -325,8 +322,6 @@ class Store(Flushing):
             try:
                 if ours:
                     self._guards.ending(kept, raising)
-                if not commit and ours:
-                    lost.extend(self._guards.lost(False))
             finally:
                 self._end()
 
@@ -360,19 +355,19 @@ class Store(Flushing):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # sys.exit() and sys.exit(0) are an orderly end; any other code, or text, is a failure.
-        orderly = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        """Commits what is pending where the block is left normally. An error, Ctrl-C or an exit,
+        with any status, takes it back."""
         kept = False
         if not self.closed and self._core.process == os.getpid():
-            try:
-                if kind is not None or self._guards.half():
-                    self._guards.raising()
-                if orderly:
-                    kept = self._guards.leaving(kind is not None)
-            except BaseException:
-                self._close(False, True)
-                raise
-        self._close(orderly and not kept, kind is not None, kept)
+            if kind is not None:
+                self._guards.dropping()
+            else:
+                try:
+                    kept = self._guards.leaving()
+                except BaseException:
+                    self._close(False, True)
+                    raise
+        self._close(kind is None and not kept, kind is not None, kept)
 
     # ---- mirrors ----
 

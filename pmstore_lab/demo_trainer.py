@@ -163,7 +163,8 @@ def _train(
             testing.kill_at_primitive(chosen)
         else:
             testing.kill_at_primitive(0)  # count
-        run.commit(losses[step])
+        run.log(loss=losses[step])
+        run.commit()
         primitives = testing.primitives_seen()
         end = time.monotonic()
         tell("step", step=run.step, train_seconds=trained - start, commit_seconds=end - trained)

@@ -132,13 +132,12 @@ def _dist(names: Names) -> Any:
 
 
 def _run(names: Names) -> Any:
-    """With one step."""
+    """It has gone through the data once."""
     run = pmstore.torch.attach(
         names["store"], model=names["model"], optimizer=names["optimizer"], loader=names["loader"]
     )
     for _ in run.batches():
-        run.commit(names["step"]())
-        break
+        run.log(loss=names["step"]())
     return run
 
 
@@ -160,15 +159,6 @@ GIVEN: dict[str, Callable[[Names], Any]] = {
     "update": lambda names: 1.0,
     "state_dict": lambda names: names["model"].state_dict(),
     "prefetch": lambda names: _one_ahead,
-    "is_bad": lambda names: (lambda answers: lambda model: next(answers, False))(iter([True])),
-    "generator": _model,
-    "critic": _model,
-    "of_generator": lambda names: names["torch"].optim.SGD(names["generator"].parameters(), 0.1),
-    "of_critic": lambda names: names["torch"].optim.SGD(names["critic"].parameters(), 0.1),
-    "StepLR": lambda names: names["torch"].optim.lr_scheduler.StepLR,
-    "GradScaler": lambda names: lambda: names["torch"].amp.GradScaler("cpu"),
-    "AveragedModel": lambda names: names["torch"].optim.swa_utils.AveragedModel,
-    "attach": lambda names: names["pmstore"].torch.attach,
     "rank": lambda names: 0,
     "n": lambda names: 1,
     "url": lambda names: "tier",

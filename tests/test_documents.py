@@ -22,12 +22,12 @@ def make_run() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     with pmstore.open("run.pm", size="8MiB") as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
-        for _ in range(3):
+        for _ in run.steps(3):
             loss = model(torch.ones(2, 20)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            run.commit(loss)
+            run.log(loss=loss)
 
 
 def add_tiers() -> None:

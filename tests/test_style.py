@@ -282,4 +282,4 @@ PACKAGE = [*MODULES.values(), *sorted((ROOT / "pmstore").rglob("*.[ch]"))]
 
 @pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_of_the_package_is_longer_than_a_reader_likes(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 450
+    assert len(path.read_text().splitlines()) <= 700

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime as dt
+import json
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pmstore
 from pmstore import CorruptStoreError, FormatVersionError
 from pmstore.objects import values
 
@@ -87,6 +92,104 @@ def same(a: Any, b: Any) -> bool:
 @given(trees)
 def test_round_trip(value: Any) -> None:
     assert same(values.decode(values.encode(value)), value)
+
+
+@given(trees)
+def test_what_a_look_up_gives_is_the_value(value: Any) -> None:
+    data = values.encode(value)
+    found = values.look_up(data)
+    assert same(copy.deepcopy(found), value)
+    assert same(pickle.loads(pickle.dumps(found)), value)
+    assert values.encode(found) == data
+
+
+CHANGES: dict[str, Any] = {
+    "append": lambda store: store["list"].append(1),
+    "extend": lambda store: store["list"].extend([1]),
+    "insert": lambda store: store["list"].insert(0, 1),
+    "list pop": lambda store: store["list"].pop(),
+    "remove": lambda store: store["list"].remove(1),
+    "reverse": lambda store: store["list"].reverse(),
+    "sort": lambda store: store["list"].sort(),
+    "list clear": lambda store: store["list"].clear(),
+    "set item": lambda store: store["list"].__setitem__(0, 5),
+    "set slice": lambda store: store["list"].__setitem__(slice(0, 1), [5]),
+    "del item": lambda store: store["list"].__delitem__(0),
+    "set key": lambda store: store["dict"].__setitem__("a", 5),
+    "del key": lambda store: store["dict"].__delitem__("a"),
+    "update": lambda store: store["dict"].update(a=5),
+    "setdefault": lambda store: store["dict"].setdefault("b", 5),
+    "pop": lambda store: store["dict"].pop("a"),
+    "popitem": lambda store: store["dict"].popitem(),
+    "clear": lambda store: store["dict"].clear(),
+    "within a dict": lambda store: store["dict"]["a"].append(1),
+    "within a tuple": lambda store: store["tuple"][0].append(1),
+    "within a list": lambda store: store["list"][1].update(b=1),
+    "of a list of the store": lambda store: store["items"][0].append(1),
+    "of its slice": lambda store: store["items"][:][0].append(1),
+    "of get": lambda store: store.get("list").append(1),
+    "of setdefault": lambda store: store.setdefault("list", []).append(1),
+    "bytes": lambda store: store["bytes"].append(1),
+    "a byte": lambda store: store["bytes"].__setitem__(0, 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_what_was_looked_up_raises(tmp_path: Path, change: str) -> None:
+    """It would be lost: a value is a copy each time it is looked up."""
+    whole = {
+        "list": [1, {"b": 2}],
+        "dict": {"a": [1]},
+        "tuple": ([1], 2),
+        "bytes": bytearray(b"abc"),
+    }
+    with pmstore.open(tmp_path / "a.pm", size="8MiB") as store:
+        store.update(whole)
+        store.list("items").append([1])
+        with pytest.raises(TypeError, match=r"is a copy.*Assign the whole"):
+            CHANGES[change](store)
+        assert {name: store[name] for name in whole} == whole
+
+
+def test_what_was_looked_up_is_otherwise_as_plain(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "a.pm", size="8MiB") as store:
+        store["config"] = config = {"lr": 0.1, "sizes": [1, 2], "names": {"a": (1, [2])}}
+        found = store["config"]
+        assert isinstance(found, dict)
+        assert isinstance(found["sizes"], list)
+        assert found == config
+        assert repr(found) == repr(config)
+        assert json.dumps(found) == json.dumps(config)
+        for plain in (dict(found), found.copy(), {**found}, found | {}, copy.copy(found)):
+            assert type(plain) is dict
+            plain["lr"] = 0.2
+        for items in (
+            list(found["sizes"]),
+            found["sizes"].copy(),
+            found["sizes"] + [],
+            copy.copy(found["sizes"]),
+        ):
+            assert type(items) is list
+            items.append(3)
+        deep = copy.deepcopy(found)
+        deep["names"]["a"][1].append(3)
+        store["again"] = store["config"]
+        assert store["again"] == store["config"] == config
+
+
+def test_an_augmented_assignment_is_an_assignment(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "a.pm", size="8MiB") as store:
+        store["list"], store["dict"], store["bytes"] = [1], {"a": 1}, bytearray(b"a")
+        store["list"] += (2,)
+        store["list"] *= 2
+        store["dict"] |= {"b": 2}
+        store["bytes"] += b"b"
+        store.commit()
+        assert store["list"] == [1, 2, 1, 2]
+        assert store["dict"] == {"a": 1, "b": 2}
+        assert store["bytes"] == bytearray(b"ab")
+        with pytest.raises(TypeError, match="is a copy"):
+            store["dict"]["a"] += 1
 
 
 @given(st.binary())

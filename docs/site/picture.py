@@ -25,15 +25,14 @@ def program() -> str:
     found = re.search(r"```python\n(# train.py\n.*?)```", text, re.DOTALL)
     assert found is not None
     return found[1].replace(
-        "run.end_step(", 'store.list("losses").append(loss.item()); run.end_step('
+        "run.log(loss=", 'store.list("losses").append(loss.item()); run.log(loss='
     )
 
 
 def train(folder: Path, die_at: int | None = None) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if die_at is not None:
-        environment["DIE_AT"] = str(die_at)
-    done = subprocess.run([sys.executable, "train.py"], cwd=folder, env=environment)
+    command = [sys.executable, "train.py", *([] if die_at is None else [str(die_at)])]
+    done = subprocess.run(command, cwd=folder, env=environment)
     assert (done.returncode == 0) == (die_at is None)
 
 

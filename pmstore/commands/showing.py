@@ -18,6 +18,7 @@ from pmstore.objects import dtypes
 from pmstore.objects.containers import Group
 from pmstore.objects.entries import Entry
 from pmstore.objects.lists import List
+from pmstore.objects.readonly import plain_type
 from pmstore.objects.slots import Slots
 from pmstore.show import picture
 from pmstore.show.curve import curve
@@ -80,7 +81,7 @@ def _about(value: Any) -> dict[str, Any]:
         dtype = str(value.dtype).removeprefix("torch.")
         nbytes = value.numel() * value.element_size()
         return {"kind": "tensor", "dtype": dtype, "shape": list(value.shape), "bytes": nbytes}
-    return {"kind": "value", "type": type(value).__name__}
+    return {"kind": "value", "type": plain_type(value).__name__}
 
 
 def _statistics(value: Any) -> picture.Statistics | None:
@@ -127,12 +128,12 @@ def plain_json(value: Any) -> Any:
     if type(value) is float:
         return value if math.isfinite(value) else {"type": "float", "repr": repr(value)}
     if isinstance(value, (bytes, bytearray)):
-        return {"type": type(value).__name__, "base64": base64.b64encode(value).decode()}
+        return {"type": plain_type(value).__name__, "base64": base64.b64encode(value).decode()}
     if isinstance(value, list):
         return [plain_json(item) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: plain_json(item) for key, item in value.items()}
-    return {"type": type(value).__name__, "repr": repr(value)}
+    return {"type": plain_type(value).__name__, "repr": repr(value)}
 
 
 def _told(value: Any, limit: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -109,23 +110,22 @@ class Course:
         if len(rows) > self._due or now - self._written >= FRESH_SECONDS or step == self.last_step:
             self._flush(now)
 
-    def committed(self, seconds: float, decision: Decided | None = None) -> None:
-        """The step that was added last, with those before it, and how long that took. decision: of
-        a scheduler, if one made it."""
+    def committed(self, began: float, decision: Decided | None, step: int, under_way: bool) -> None:
+        """A commit of all steps up to this one has been made, or has begun (under_way), since that
+        moment by `clock`. decision: of a scheduler, if one made it."""
+        now = clock()
+        seconds = now - began
         self.commit_seconds += seconds
         if self._rows:
             row = self._rows[-1]
             before = row[Step.SECONDS]  # it was committed already, and more was written since
             row[Step.SECONDS] = seconds if before != before else before + seconds
             self.stake.see(row[Step.TIME] + seconds, int(row[Step.STEP]))
-        if decision and len(self._decided) < BATCH:
+        if decision is not None and decision.target and len(self._decided) < BATCH:
             self._decided.append((time.time(), decision))
-
-    def safe(self, step: int, *, under_way: bool = False) -> None:
-        """The commit of all steps up to this one has been made; under_way: has begun."""
-        self._launched = (clock(), step) if under_way else None
+        self._launched = (now, step) if under_way else None
         if not under_way:
-            self.stake.end(clock(), step)
+            self.stake.end(now, step)
 
     def landed(self) -> None:
         """The commit that was under way is over."""
@@ -147,8 +147,8 @@ class Course:
         self._safe, self._rows = [], [row for row in rows if row[Step.STEP] <= step]
         self._safe_decided, self._decided = [], [one for one in decided if one[1].step <= step]
         self._newest.pop("loss", None)
-        self._count, self._due = 0, 1
-        self.safe(step)
+        self._count, self._due, self._launched = 0, 1, None
+        self.stake.end(clock(), step)
 
     # ---- what is known in this process
 
@@ -317,7 +317,7 @@ class Course:
     def _write_coded(self, states: list[TierState]) -> None:
         """Decisions, and how far tiers are. Their words are places in `words`."""
         path = f"{self._place}/{WORDS}"
-        words: Any = self._store.get(path)
+        words: Any = copy.deepcopy(self._store.get(path))
         if not layout.are_words(words):
             words = {name: [] for name in layout.WORDS_OF}
         targets, reasons, tiers = (words[name] for name in layout.WORDS_OF)

@@ -47,10 +47,12 @@ class Listed:
     """Attributes:
     items: tensors that are read when they are wanted, and plain objects, by key.
     paths: where each lies in the nested state dict.
+    twins: keys of what is there under another key too.
     """
 
     items: dict[str, Any]
     paths: dict[str, Path]
+    twins: set[str]
 
 
 def listed(run: StoredRun, prefixes: Prefixes) -> Listed:
@@ -61,10 +63,12 @@ def listed(run: StoredRun, prefixes: Prefixes) -> Listed:
     models = _models(run)
     names = _names(models)
     items, paths = _flat(_nested(run, models, names, prefixes))
+    twins: set[str] = set()
     for nested in _twins(run, models, names, prefixes):
         more, where = _flat(nested)
+        twins |= more.keys() - items.keys()
         items, paths = {**more, **items}, {**where, **paths}
-    return Listed(items, paths)
+    return Listed(items, paths, twins)
 
 
 def _flat(nested: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:

@@ -57,6 +57,7 @@ class RunSource(Source):
 
     def _take(self, found: Listed, number: int) -> None:
         self._paths = {**found.paths, **self._paths}
+        self.twins: frozenset[str] = self.twins | found.twins
         for key, one in found.items.items():
             if isinstance(one, torch.Tensor):
                 one = _kept(one)

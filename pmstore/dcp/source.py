@@ -16,6 +16,8 @@ class Source(ABC):
 
     mark: str
     """Which state it is: ranks that load together must all read the same."""
+    twins: frozenset[str] = frozenset()
+    """Keys of what is there under another key too."""
 
     @abstractmethod
     def metadata(self) -> Metadata:

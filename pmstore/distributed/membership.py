@@ -270,11 +270,11 @@ class Membership:
             "written to it too"
         )
 
-    def running(self) -> bool:
-        return False
+    def capture(self) -> None:
+        pass
 
-    def lost(self, orderly: bool) -> str:
-        if not (orderly and self._kind == ticket.LEAVING and self._half):
+    def lost(self) -> str:
+        if not (self._kind == ticket.LEAVING and self._half):
             return ""
         return (
             f"{self._store.path}: a rank of the job left its store in the middle of a step, so "
@@ -282,10 +282,14 @@ class Membership:
             f"{self._record.key.step}; what was written since then is lost"
         )
 
-    def leaving(self, half: bool) -> bool:
+    def leaving(self) -> bool:
+        """Leaves the job with what is pending. Raises: PeerLostError, MixedStoresError."""
+        return self.leave()
+
+    def leave(self, *, half: bool = False) -> bool:
         """What is pending becomes a last generation, which all ranks have before the version
         before it is let go. If a rank is in the middle of a step, none commits any more: so they
-        say first that they leave, and how.
+        say first that they leave, and how. half: this one is. Returns whether it has committed.
 
         Raises: PeerLostError, MixedStoresError.
         """
@@ -310,7 +314,7 @@ class Membership:
     def went_back(self) -> None:
         pass
 
-    def raising(self) -> None:
+    def dropping(self) -> None:
         pass
 
     def alone(self, what: str) -> TransactionError:

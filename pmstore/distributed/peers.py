@@ -111,7 +111,7 @@ class Peers:
     def _tell(self, what: str, limit: float) -> None:
         _log.warning(
             f"rank {self.rank} of {self.world} has waited for {_TELL_SECONDS:g} seconds: "
-            f"{self._others} {what}. It gives up after {limit:g} (attach(timeout=...))"
+            f"{self._others} {what}. It gives up after {limit:g} (attach(job=Job(timeout=...)))"
         )
 
     @property

@@ -60,7 +60,7 @@ static PyMethodDef module_methods[] = {
      "tell_of_exports(class over numpy.ndarray): x._exported() is called before a buffer of x is "
      "given out that a system call may write"},
     {"encode", binding_encode, METH_VARARGS,
-     "encode(state, types of arrays) -> (bytes, arrays), as codec.split and values.encode make "
+     "encode(state, types of arrays) -> (bytes, arrays), as structure.split and values.encode make "
      "them; None: it holds something that only those know"},
     {"same_bytes", binding_same_bytes, METH_VARARGS,
      "same_bytes(one, other) -> of buffers or tensors; None: one is no run of bytes. one: also a "

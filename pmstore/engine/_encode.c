@@ -1,12 +1,12 @@
 /* encode: a structure of plain values and arrays as the bytes that a store keeps, and its arrays.
- * The same bytes as codec.split and values.encode make, in one pass; of what only those know it
+ * The same bytes as structure.split and values.encode make, in one pass; of what only those know it
  * says so, and is asked no further. docs/FORMAT.md has the bytes: msgpack, and marks. */
 #include "_binding.h"
 
 #define DEPTH_MAX 50 /* half of values.MAX_DEPTH: a mark is deeper than what it stands for */
 #define EXT_TUPLE 3
 
-/* of torch/_state/values.py: what stands for an array */
+/* of objects/structure.py: what stands for an array */
 #define MARK "pmstore"
 
 struct out {

@@ -13,6 +13,7 @@ enum found { SAME, VALUES, OTHERS };
 struct table {
     PyObject *container; /* a dict or a list */
     Py_ssize_t items;    /* objects in it: of a dict keys and values */
+    Py_ssize_t size; /* of a dict some keys of which are looked at alone: how many it has; or -1 */
 };
 
 struct place { /* where and how a tensor has to lie */
@@ -66,10 +67,33 @@ static void compare(PyObject *was, PyObject *is, enum found *all)
         *all = OTHERS;
 }
 
+/* Of a dict some keys of which are looked at: which of them have data that cannot change, and what
+ * it is. Any other value may become another one, and is not held (item[1] is NULL). */
+static enum found look_at_chosen(const struct table *t, PyObject *const *item)
+{
+    enum found all = SAME;
+    if (PyDict_Size(t->container) != t->size)
+        return OTHERS;
+    for (PyObject *const *end = item + t->items; item < end; item += 2) {
+        PyObject *value = PyDict_GetItemWithError(t->container, item[0]);
+        if (!value)
+            return OTHERS;
+        if (value == item[1])
+            continue;
+        if (constant(value) != !!item[1])
+            return OTHERS;
+        if (item[1])
+            all = VALUES;
+    }
+    return all;
+}
+
 /* Calls no Python code, so that nothing changes on the way. */
 static enum found look_at(const struct table *t, PyObject *const *item)
 {
     enum found all = SAME;
+    if (t->size >= 0)
+        return look_at_chosen(t, item);
     if (size_of(t->container) != t->items)
         return OTHERS;
     if (PyList_Check(t->container)) {
@@ -164,15 +188,20 @@ static PyObject *watch_look(Watch *w, PyObject *unused)
 
 /* ---- making one ---- */
 
+static int changed_meanwhile(void)
+{
+    PyErr_SetString(PyExc_RuntimeError, "changed while it was looked at");
+    return -1;
+}
+
 static int note_table(Watch *w, PyObject *container, Py_ssize_t room)
 {
     PyObject *key, *value;
     struct table *t = &w->table[w->tables];
     t->items = size_of(container);
-    if (t->items > room - w->items) {
-        PyErr_SetString(PyExc_RuntimeError, "changed while it was looked at");
-        return -1;
-    }
+    t->size = -1;
+    if (t->items > room - w->items)
+        return changed_meanwhile();
     t->container = Py_NewRef(container);
     w->tables++;
     if (PyList_Check(container))
@@ -186,16 +215,49 @@ static int note_table(Watch *w, PyObject *container, Py_ssize_t room)
     return 0;
 }
 
+/* chosen: (dict, keys), checked by `room_for`. */
+static int note_chosen(Watch *w, PyObject *chosen, Py_ssize_t room)
+{
+    PyObject *dict = PyTuple_GetItem(chosen, 0), *keys = PyTuple_GetItem(chosen, 1);
+    struct table *t = &w->table[w->tables];
+    Py_ssize_t count = PyList_Size(keys);
+    if (2 * count > room - w->items)
+        return changed_meanwhile();
+    t->items = 2 * count;
+    t->size = PyDict_Size(dict);
+    t->container = Py_NewRef(dict);
+    w->tables++;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *key = PyList_GetItem(keys, i);
+        PyObject *value = PyUnicode_CheckExact(key) ? PyDict_GetItemWithError(dict, key) : NULL;
+        if (!value)
+            return changed_meanwhile();
+        w->item[w->items++] = Py_NewRef(key);
+        w->item[w->items++] = constant(value) ? Py_NewRef(value) : NULL;
+    }
+    return 0;
+}
+
+/* Objects of what is watched; -1 with an exception set: it is of another kind. */
+static Py_ssize_t room_for(PyObject *one)
+{
+    if (PyDict_Check(one) || PyList_Check(one))
+        return size_of(one);
+    if (PyTuple_CheckExact(one) && PyTuple_Size(one) == 2 &&
+        PyDict_Check(PyTuple_GetItem(one, 0)) && PyList_Check(PyTuple_GetItem(one, 1)))
+        return 2 * PyList_Size(PyTuple_GetItem(one, 1));
+    PyErr_SetString(PyExc_TypeError, "what is watched are dicts, lists, and (dict, [key, ...])");
+    return -1;
+}
+
 static int note_tables(Watch *w, PyObject *tables)
 {
     Py_ssize_t count = PyList_Size(tables), room = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *one = PyList_GetItem(tables, i);
-        if (!PyDict_Check(one) && !PyList_Check(one)) {
-            PyErr_SetString(PyExc_TypeError, "what is watched are dicts and lists");
+        Py_ssize_t one = room_for(PyList_GetItem(tables, i));
+        if (one < 0)
             return -1;
-        }
-        room += size_of(one);
+        room += one;
     }
     w->table = PyMem_Calloc((size_t)count + 1, sizeof *w->table);
     w->item = PyMem_Calloc((size_t)room + 1, sizeof *w->item);
@@ -203,9 +265,11 @@ static int note_tables(Watch *w, PyObject *tables)
         PyErr_NoMemory();
         return -1;
     }
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (note_table(w, PyList_GetItem(tables, i), room) < 0)
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *one = PyList_GetItem(tables, i);
+        if ((PyTuple_Check(one) ? note_chosen : note_table)(w, one, room) < 0)
             return -1;
+    }
     return 0;
 }
 
@@ -277,6 +341,30 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)w;
 }
 
+/* A constant, if it is not the same: to let go of it runs no code. */
+static void take_value(PyObject **item, PyObject *value)
+{
+    PyObject *was = *item;
+    *item = Py_NewRef(value);
+    Py_DECREF(was);
+}
+
+static void take_table(const struct table *t, PyObject **item)
+{
+    PyObject *key, *value;
+    if (PyList_Check(t->container)) {
+        for (Py_ssize_t i = 0; i < t->items; i++)
+            take_value(&item[i], PyList_GetItem(t->container, i));
+    } else if (t->size >= 0) {
+        for (Py_ssize_t i = 0; i < t->items; i += 2)
+            if (item[i + 1])
+                take_value(&item[i + 1], PyDict_GetItemWithError(t->container, item[i]));
+    } else {
+        for (Py_ssize_t at = 0; PyDict_Next(t->container, &at, &key, &value); item += 2)
+            take_value(&item[1], value);
+    }
+}
+
 /* take(): the values in the containers are those that are there now. REQUIRES: `look` has said
  * that nothing but values is another one, and nothing has changed since. */
 static PyObject *watch_take(Watch *w, PyObject *unused)
@@ -286,21 +374,9 @@ static PyObject *watch_take(Watch *w, PyObject *unused)
         PyErr_SetString(PyExc_RuntimeError, "more than values has changed");
         return NULL;
     }
-    PyObject *key, *value, **item = w->item;
-    for (const struct table *t = w->table; t < w->table + w->tables; t++) {
-        if (PyList_Check(t->container))
-            for (Py_ssize_t i = 0; i < t->items; i++, item++) {
-                PyObject *was = *item;
-                *item = Py_NewRef(PyList_GetItem(t->container, i));
-                Py_DECREF(was);
-            }
-        else
-            for (Py_ssize_t at = 0; PyDict_Next(t->container, &at, &key, &value); item += 2) {
-                PyObject *was = item[1]; /* a constant, if it is not the same: runs no code */
-                item[1] = Py_NewRef(value);
-                Py_DECREF(was);
-            }
-    }
+    PyObject **item = w->item;
+    for (const struct table *t = w->table; t < w->table + w->tables; item += t->items, t++)
+        take_table(t, item);
     Py_RETURN_NONE;
 }
 
@@ -332,7 +408,7 @@ static int watch_clear(Watch *w)
     for (Py_ssize_t i = 0; i < tables; i++)
         Py_DECREF(table[i].container);
     for (Py_ssize_t i = 0; i < items; i++)
-        Py_DECREF(item[i]);
+        Py_XDECREF(item[i]);
     for (Py_ssize_t i = 0; i < tensors; i++) {
         Py_DECREF(tensor[i]);
         Py_XDECREF(place[i].told);
@@ -371,8 +447,8 @@ static PyType_Slot watch_slots[] = {
     {Py_tp_clear, watch_clear},
     {Py_tp_methods, watch_methods},
     {Py_tp_doc,
-     "Watch(tables, tensors, blocks, wrapped): dicts and lists as they are now, and tensors, "
-     "which have to lie where and how their blocks lie; of the first ones, so many, their "
+     "Watch(tables, tensors, blocks, wrapped): dicts and lists as they are now, and of (dict, keys) "
+     "how many keys it has, and which of these have constants, and which; and tensors, which have to lie where and how their blocks lie; of the first ones, so many, their "
      "`_local_tensor`."},
     {0, NULL},
 };

@@ -6,8 +6,8 @@
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
         pmstore.integrations.accelerate.register(accelerator, run)
         for batch in run.batches(epochs=3):
-            ...
-            run.end_step(loss)
+            with accelerator.accumulate(model):
+                ...
 
 `attach` takes what `accelerator.prepare` returned. See docs/INTEGRATIONS.md.
 """
@@ -54,11 +54,10 @@ def register(accelerator: Accelerator, run: Run) -> Registered:
     takes the run back to that commit, and the run keeps how many batches the accelerator has
     accumulated. Call it between `attach` and `run.batches()`.
 
-    `save_state(folder)`: a step that is under way ends, as by `run.commit()`; finished steps that a
-    policy has left uncommitted are committed. All is durable, as far as the store's domain reaches,
-    before Accelerate writes a file. It still writes those of optimizers, schedulers, samplers,
-    scaler and generators: nothing of them is needed here, and Accelerate gives no way to leave them
-    out. The folder has no weights; it names the store and the step.
+    `save_state(folder)` ends the open step by `run.commit()`: all is durable, as far as the store's
+    domain reaches, before Accelerate writes a file. It still writes those of optimizers,
+    schedulers, samplers, scaler and generators: nothing of them is needed here, and Accelerate
+    gives no way to leave them out. The folder has no weights; it names the store and the step.
 
     `load_state(folder)`: what is not committed is dropped, as by `run.rollback()`. Accelerate then
     loads its files, which hold the same. If the store has gone on since the folder was saved, they
@@ -111,7 +110,7 @@ def _count(accelerator: Accelerator, run: Run) -> None:
     pieces = run._steps.pieces
     part = _CountedPart(run.store, f"{run.name}/accelerator", _Counted(accelerator))
     part.restore()
-    pieces.statefuls.append(part)
+    pieces.parts.append(part)
     if pieces.loader is not None and isinstance(pieces.loader.source, PreparedLoader):
         pieces.loader.source.counted = True
 
@@ -123,16 +122,10 @@ class _Save:
 
     def __call__(self, models: list[nn.Module], weights: list[Any], folder: str) -> None:
         _check_models(self._run, models)
-        run = self._run
-        if run._steps.half():
-            run.commit()
-        if run.pending is not None:
-            run.pending.wait()
-        if run.committed != run.step:
-            run.store.commit()
+        self._run.commit()
         weights.clear()
         if self._accelerator.is_main_process:
-            Path(folder, NOTE).write_text(json.dumps(_named(run)) + "\n")
+            Path(folder, NOTE).write_text(json.dumps(_named(self._run)) + "\n")
 
 
 class _Load:

@@ -18,6 +18,8 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.neural_network._stochastic_optimizers import BaseOptimizer
 
+from pmstore.objects.readonly import plain_type
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _MARK = "pmstore"
@@ -213,7 +215,7 @@ class Join:
         return {name: self._one(part, name) for name, part in skeleton.items()}
 
     def _one(self, part: Any, path: str) -> Any:
-        kind = type(part)
+        kind = plain_type(part)
         if kind is list or kind is tuple:
             return kind(self._one(item, f"{path}.{i}") for i, item in enumerate(part))
         if kind is not dict:

@@ -35,8 +35,8 @@ class _Halves(Watcher):
             "written in another thread, or that was broken off; then call store.rollback()"
         )
 
-    def lost(self, orderly: bool) -> str:
-        if not (orderly and self.names):
+    def lost(self) -> str:
+        if not self.names:
             return ""
         return (
             f"writing {', '.join(sorted(self.names))} was broken off: the store is as of its last "

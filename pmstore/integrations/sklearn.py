@@ -66,7 +66,7 @@ _kept: weakref.WeakValueDictionary[tuple[int, str], _Keeper] = weakref.WeakValue
 
 
 def persist(
-    estimator: _Estimator, store: Store, name: str = "estimator", *, changed: Iterable[str] = ()
+    estimator: _Estimator, store: Store, name: str = "estimator", *, accept: Iterable[str] = ()
 ) -> _Estimator:
     """Keeps the estimator in the store, under the group `name`, or makes it the one that is stored
     there. Returns it.
@@ -90,7 +90,7 @@ def persist(
             it has learned already is dropped.
         store: open for writing. With mode "r" the estimator gets the stored state, and learns no
             more.
-        changed: names of settings (as in `get_params`) whose given value counts, though another
+        accept: names of settings (as in `get_params`) whose given value counts, though another
             is stored.
 
     Durable on return; what is pending is committed with it.
@@ -112,7 +112,7 @@ def persist(
     if (other := _kept.get((id(store), name))) is not None and other.alive:
         raise ValueError(f"another estimator of this program is kept as {other.where}")
     keeper = _Keeper(estimator, store, name)
-    keeper.begin(frozenset(changed))
+    keeper.begin(frozenset(accept))
     vars(estimator)[_KEEPER] = keeper
     estimator.__class__ = _kept_class(estimator.__class__)
     _kept[id(store), name] = keeper
@@ -143,17 +143,17 @@ class _Keeper(Watcher):
 
     # ---- the first and the last of it
 
-    def begin(self, changed: frozenset[str]) -> None:
+    def begin(self, accept: frozenset[str]) -> None:
         estimator, store = self._here(), self._store
         settings = settings_of(estimator)
-        if unknown := changed - settings.keys():
+        if unknown := accept - settings.keys():
             raise ValueError(f"no settings of {self._class}: {', '.join(sorted(unknown))}")
         if f"{self._name}/about" in store:
-            given = {key: v for key, v in estimator.get_params().items() if key in changed}
+            given = {key: v for key, v in estimator.get_params().items() if key in accept}
             with self._reading():
                 about = dict(store[f"{self._name}/about"])
-                self._compare(about, settings, changed)
-            self._restore(changed)
+                self._compare(about, settings, accept)
+            self._restore(accept)
             estimator.set_params(**given)
         elif self._name in store:
             raise ValueError(f"{self.where} is something else: use another name, or del it first")
@@ -182,7 +182,7 @@ class _Keeper(Watcher):
         store.guard_commits(self)
 
     def _compare(
-        self, about: dict[str, Any], settings: dict[str, Any], changed: frozenset[str]
+        self, about: dict[str, Any], settings: dict[str, Any], accept: frozenset[str]
     ) -> None:
         if about["format"] != _FORMAT:
             raise FormatVersionError(
@@ -198,7 +198,7 @@ class _Keeper(Watcher):
         names = [
             name
             for name in sorted(stored.keys() | settings.keys())
-            if name not in changed
+            if name not in accept
             and (name not in stored or name not in settings or stored[name] != settings[name])
         ]
         if names:
@@ -210,7 +210,7 @@ class _Keeper(Watcher):
                     for name in names
                 ],
                 f"Give the stored ones; or, if the new ones are meant: persist(..., "
-                f"changed={names})",
+                f"accept={names})",
             )
 
     # ---- calls that change the estimator
@@ -312,11 +312,11 @@ class _Keeper(Watcher):
         if self._store.get(f"{self._name}/state") != skeleton:
             self._store[f"{self._name}/state"] = skeleton
 
-    def _restore(self, changed: frozenset[str] = frozenset(), program: bool = True) -> None:
-        """The estimator gets the stored state, but for what is changed. program: and numpy's
+    def _restore(self, accept: frozenset[str] = frozenset(), program: bool = True) -> None:
+        """The estimator gets the stored state, but for what is accepted. program: and numpy's
         default generator, if that is a part of it."""
         attributes = vars(self._here())
-        own = {name: value for name, value in attributes.items() if name not in changed}
+        own = {name: value for name, value in attributes.items() if name not in accept}
         with self._reading():
             group = self._store[f"{self._name}/arrays"]
             arrays = {path: np.array(group[path], order="K") for path in group}

@@ -50,8 +50,9 @@ class Group(MutableMapping[str, Any]):
     says that it cannot go on because the name that is next was removed.
 
     `group[name]` is an array or tensor **over the heap**, whose writes are part of the next commit,
-    and which is the same object as long as it lives; or a copy of a plain value, which has to be
-    assigned again when it changes.
+    and which is the same object as long as it lives; or a copy of a plain value. A list or dict is
+    read only then, as a change of the copy would be lost: assign it again, or keep a `list`;
+    `copy.deepcopy` gives a plain one.
 
     A group is the path, not the object: if it is removed and made again, this is the new one.
 

@@ -145,7 +145,7 @@ class Core:
             return found  # the array or tensor that is alive
         if found.kind == VALUE:
             try:
-                return values.decode(found.meta)
+                return values.look_up(found.meta)
             except CorruptStoreError as error:
                 raise placed(self.path, error, found.node) from error
         if found.kind != ARRAY:
@@ -306,6 +306,8 @@ def payload(value: Any) -> Payload:
     source: Any
     if type(value) in values.LEAVES:  # the usual case
         return Payload(VALUE, values.encode(value))
+    if type(value) is values.Encoded:
+        return Payload(VALUE, value)
     if isinstance(value, np.ndarray):
         source, descriptor = array.describe(value)
         address, itemsize = array.address(source), source.dtype.itemsize

@@ -11,37 +11,32 @@ from pmstore.errors import TransactionError
 
 
 class Guard(Protocol):
-    """Asked before a store is committed, and told of its roll backs and its end; must not write,
-    but for the history in `ending`."""
+    """Asked before a store is committed, and told of its roll backs and its end."""
 
     def half(self) -> str:
-        """Of what half is pending, and what to do about it. "": what is pending is whole."""
+        """Of what half is pending, and what to do about it. "": what is pending is whole. Must not
+        write."""
 
-    def running(self) -> bool:
-        """Whether the program is still at work, so that what is pending may be half of something
-        without `half` knowing it. Asked when it exits: then nothing is committed."""
+    def capture(self) -> None:
+        """Somebody else commits the store: writes what belongs to the same state and is not in the
+        store yet."""
 
-    def lost(self, orderly: bool) -> str:
-        """What the end of the store without a commit takes back, in words. "": nothing to be told.
+    def lost(self) -> str:
+        """What is taken back as the store was left normally, and `half` kept it from being
+        committed, in words. "": nothing to be told."""
 
-        orderly: it was to be committed, and `half` or `running` kept it from that.
-        """
+    def leaving(self) -> bool:
+        """Before the store's `with` is left normally. Returns whether it has committed what is
+        pending, for good. What it raises keeps the store from being committed."""
 
-    def leaving(self, half: bool) -> bool:
-        """Before the store's `with` is left. Returns whether it has committed what is pending, for
-        good. What it raises keeps the store from being committed.
-
-        half: others keep it from that already."""
-
-    def raising(self) -> None:
-        """The store's `with` is left by an error or an exit, or in the middle of something: commits
-        what is whole, if it knows that nothing else is pending."""
+    def dropping(self) -> None:
+        """The store is about to be closed, and what is not committed is dropped."""
 
     def went_back(self) -> None:
         """The store was rolled back, or rewound: it holds another state than before."""
 
     def ending(self, kept: bool, raising: bool) -> None:
-        """Before the store is closed.
+        """Before the store is closed; may write the history.
 
         kept: what is pending is committed then, or was. raising: by an error or an exit."""
 
@@ -55,19 +50,19 @@ class Watcher:
     def half(self) -> str:
         return ""
 
-    def running(self) -> bool:
-        return False
-
-    def lost(self, orderly: bool) -> str:
-        return ""
-
-    def leaving(self, half: bool) -> bool:
-        return False
-
-    def went_back(self) -> None:
+    def capture(self) -> None:
         pass
 
-    def raising(self) -> None:
+    def lost(self) -> str:
+        return ""
+
+    def leaving(self) -> bool:
+        return False
+
+    def dropping(self) -> None:
+        pass
+
+    def went_back(self) -> None:
         pass
 
     def ending(self, kept: bool, raising: bool) -> None:
@@ -78,80 +73,88 @@ class Watcher:
 
 
 class Guards:
-    """Of one store. Each is forgotten when nothing else holds it, unless it is to be kept."""
+    """Of one store. Each is forgotten when nothing else holds it.
+
+    Attributes:
+        held: the store holds that one, which works on something.
+        committing: one that commits the store itself, and is not asked meanwhile.
+    """
 
     def __init__(self) -> None:
         self._guards: list[ref[Guard]] = []
-        self._kept: list[Guard] = []
+        self.held: Guard | None = None
+        self.committing: Guard | None = None
 
     def __bool__(self) -> bool:
         return bool(self._guards)
 
-    def add(self, guard: Guard, *, keep: bool = False) -> None:
-        if keep:
-            self._kept.append(guard)
+    def add(self, guard: Guard) -> None:
         self._guards = [*(one for one in self._guards if one() is not None), ref(guard)]
+
+    def hold(self, guard: Guard) -> None:
+        """A guard begins something: it stays until `let_go`, or until another one begins.
+
+        Raises: TransactionError: another one is in the middle of something.
+        """
+        if self.held is not None and self.held is not guard:
+            if why := self.held.half():
+                raise TransactionError(why)
+            self.held.capture()  # as it may be gone before the next commit
+        self.held = guard
+
+    def let_go(self, guard: Guard) -> None:
+        if self.held is guard:
+            self.held = None
 
     def _alive(self) -> list[Guard]:
         return [guard for reference in self._guards if (guard := reference()) is not None]
 
-    def refuse_half(self, but: Guard | None = None) -> None:
-        """Raises: TransactionError: what is pending is half of something, of others than but."""
+    def before_commit(self) -> None:
+        """All but the one that commits bring the store up to date.
+
+        Raises: TransactionError: what is pending is half of something of one of them.
+        """
+        but, others = self.committing, False
         for reference in self._guards:
             guard = reference()
-            if guard is not None and guard is not but and (why := guard.half()):
-                raise TransactionError(why)
-
-    def refuse_left(self) -> None:
-        """Before a further user of the store begins: forgets kept guards of what is over.
-
-        Raises: TransactionError: half of something is left of one.
-        """
-        for guard in list(self._kept):
-            if why := guard.half():
-                raise TransactionError(why)
-            self._kept.remove(guard)
+            if guard is not None and guard is not but:
+                others = True
+                if why := guard.half():
+                    raise TransactionError(why)
+        if others:
+            for guard in self._alive():
+                if guard is not but:
+                    guard.capture()
 
     def half(self) -> bool:
         return any(guard.half() for guard in self._alive())
 
-    def half_of_others(self, but: Guard) -> bool:
-        return any(guard.half() for guard in self._alive() if guard is not but)
+    def lost(self) -> list[str]:
+        return [told for guard in self._alive() if (told := guard.lost())]
 
-    def running(self) -> bool:
-        return any(guard.running() for guard in self._alive())
-
-    def lost(self, orderly: bool) -> list[str]:
-        return [told for guard in self._alive() if (told := guard.lost(orderly))]
-
-    def leaving(self, raising: bool) -> bool:
-        """Returns whether what is pending has been committed. raising: an exit goes on."""
-        guards, committed = self._alive(), False
-        for guard in guards:
-            others = [one for one in guards if one is not guard]
-            half = any(one.half() or (raising and one.running()) for one in others)
-            committed |= guard.leaving(half)
+    def leaving(self) -> bool:
+        """Returns whether what is pending has been committed."""
+        committed = False
+        for guard in self._alive():
+            committed |= guard.leaving()
         return committed
 
-    def ending(self, kept: bool, raising: bool) -> None:
+    def dropping(self) -> None:
         for guard in self._alive():
-            guard.ending(kept, raising)
+            guard.dropping()
 
     def went_back(self) -> None:
         for guard in self._alive():
             guard.went_back()
 
-    def raising(self) -> None:
-        """What it raises is told, and changes nothing: something else goes on."""
+    def ending(self, kept: bool, raising: bool) -> None:
         for guard in self._alive():
-            try:
-                guard.raising()
-            except Exception as error:
-                print(f"pmstore: finished steps are not committed: {error}", file=sys.stderr)
+            guard.ending(kept, raising)
 
     def ended(self) -> None:
         for guard in self._alive():
             guard.ended()
+        self.held = None
 
 
 def tell(lost: list[str], raising: bool) -> None:

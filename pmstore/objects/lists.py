@@ -21,8 +21,8 @@ class List(MutableSequence[Any]):
     at all, and is part of the next commit.
 
     `items[i]` is an array or tensor **over the heap**, whose writes are part of the next commit,
-    and which is the same object as long as it lives; or a copy of a plain value, which has to be
-    assigned again when it changes. A slice is a plain `list` of these. Reading, appending and
+    and which is the same object as long as it lives; or a copy of a plain value, which cannot be
+    changed in place, but assigned again. A slice is a plain `list` of these. Reading, appending and
     changing anywhere take a time that hardly grows with the length (a tree of 126 items a leaf),
     and opening a store does not depend on it.
 

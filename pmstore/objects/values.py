@@ -7,7 +7,8 @@ at worst give a `CorruptStoreError`.
 
 A value comes back equal and of the same type: a tuple stays a tuple, -0.0, nan and infinities stay
 what they are, the order of a dict is kept, an `np.float32` stays one. What cannot keep that promise
-(subclasses, functions, objects) is refused.
+(subclasses, functions, objects) is refused. What a look-up in a store gives cannot be changed in
+place (`pmstore.objects.readonly`): the store would not hear of it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from typing import Any, NoReturn, TypeVar
 import msgpack
 import numpy as np
 
+from pmstore.engine import _binding
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import dtypes
+from pmstore.objects.readonly import PLAIN, ReadOnlyBytes, ReadOnlyDict, ReadOnlyList
 
 MAX_DEPTH = 100
 """Containers within containers. More is a cycle, or nothing a person wrote."""
@@ -123,6 +126,7 @@ _LOWER: dict[type, Callable[[Any], Any]] = {
     str: _same,
     bytes: _same,
     bytearray: lambda value: msgpack.ExtType(_BYTEARRAY, bytes(value)),
+    ReadOnlyBytes: lambda value: msgpack.ExtType(_BYTEARRAY, bytes(value)),
     complex: lambda value: msgpack.ExtType(_COMPLEX, _PAIR.pack(value.real, value.imag)),
     dt.datetime: _lower_clock,
     dt.time: _lower_clock,
@@ -142,6 +146,7 @@ def _lower(value: Any, depth: int) -> Any:
     leaf = _LOWER.get(kind)
     if leaf is not None:
         return leaf(value)
+    kind = PLAIN.get(kind, kind)
     if kind is list or kind is tuple or kind is dict:
         if depth == MAX_DEPTH:
             raise ValueError(
@@ -178,7 +183,12 @@ def encode(value: Any) -> bytes:
     >>> decode(encode({"lr": 1e-3, (1, 2): [None, 2**100]}))
     {'lr': 0.001, (1, 2): [None, 1267650600228229401496703205376]}
     """
-    return _pack(_lower(value, 0))
+    known = _binding.encode(value, ())  # of what is not plain it says so
+    return known[0] if known is not None else _pack(_lower(value, 0))
+
+
+class Encoded(bytes):
+    """The bytes of a value, which a store takes as they are: those of `encode`."""
 
 
 # ---- decoding ------------------------------------------------------------------------------------
@@ -235,11 +245,21 @@ def _ext_hook(code: int, payload: bytes) -> Any:
     return raise_(bytes(payload))
 
 
+def _read_only_ext_hook(code: int, payload: bytes) -> Any:
+    return ReadOnlyBytes(payload) if code == _BYTEARRAY else _ext_hook(code, payload)
+
+
 def _list_hook(items: list[Any]) -> Any:
     if items and items[0] is _TUPLE_MARK:
         del items[0]
         return tuple(items)
     return items
+
+
+def _read_only_list_hook(items: list[Any]) -> Any:
+    if items and items[0] is _TUPLE_MARK:
+        return tuple(items[1:])
+    return ReadOnlyList(items)
 
 
 def decode(data: bytes) -> Any:
@@ -249,16 +269,22 @@ def decode(data: bytes) -> Any:
         CorruptStoreError: the bytes are not what `encode` writes.
         FormatVersionError: a long double of another kind of machine.
     """
+    return _unpack(data, ext_hook=_ext_hook, list_hook=_list_hook)
+
+
+def look_up(data: bytes) -> Any:
+    """As `decode`, but lists, dicts and bytearrays, and those in them, cannot be changed in
+    place."""
+    return _unpack(
+        data, ext_hook=_read_only_ext_hook, list_hook=_read_only_list_hook, object_hook=ReadOnlyDict
+    )
+
+
+def _unpack(data: bytes, **hooks: Callable[..., Any]) -> Any:
     try:
         # Bounded by the length of data in memory, by msgpack's own stack in depth, and it does not
         # recurse.
-        value = msgpack.unpackb(
-            data,
-            ext_hook=_ext_hook,
-            list_hook=_list_hook,
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-        )
+        value = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass", **hooks)
     except FormatVersionError:
         raise
     except dtypes.UNDECODABLE as error:

@@ -78,12 +78,6 @@ class Life(Watcher):
 
     # ---- the store asks (see `pmstore.objects.guards.Guard`)
 
-    def went_back(self) -> None:
-        pass
-
-    def raising(self) -> None:
-        pass
-
     def ending(self, kept: bool, raising: bool) -> None:
         loses = not (kept or self.spared) and self._loses(raising)
         self.lived(self._clock())

@@ -7,14 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import WeakMethod
+from typing import TYPE_CHECKING, Any
 
 from pmstore.scheduler.notices import Look, Source, SourceName, source_of
 from pmstore.scheduler.warned import tell
-from pmstore.scheduler.watch import Watch, send
+from pmstore.scheduler.watch import Watch
 
 if TYPE_CHECKING:
     from pmstore.scheduler.cost import CostModel
@@ -45,8 +44,8 @@ class PreemptionGuard:
       trains or, while the guard is entered, another one.
 
     The commits happen in `CommitScheduler.step`, and `scheduler.stopping` tells the loop that the
-    last one has been made. A process that is still there a minute after the end that it was told of
-    goes on as if it had not been told.
+    last one has been made: a signal handler only notes the notice. A process that is still there a
+    minute after the end that it was told of goes on as if it had not been told.
 
         with PreemptionGuard("slurm") as guard:
             scheduler = CommitScheduler(store=store, guard=guard)
@@ -80,9 +79,7 @@ class PreemptionGuard:
         target: str | None = None,
         margin: float = 0.25,
         clock: Callable[[], float] = time.monotonic,
-        **more: NoReturn,
     ) -> None:
-        _refuse_old_call(more)
         if notice_seconds is not None:
             notice_seconds = _not_negative(notice_seconds, "notice_seconds")
         self.source: Source = source_of(source, notice_seconds)
@@ -100,9 +97,6 @@ class PreemptionGuard:
         self._told = False  # that they do not fit
         self._watch: Watch | None = None
         self._process = os.getpid()
-        self._reactions: list[WeakMethod[Callable[[FrameType | None], bool]]] = []
-        self._settled = True
-        self._insists = self._woken = False
         self._ends: float | None = None
         self._old: dict[int, Any] = {}
         self._looked = -math.inf
@@ -147,7 +141,6 @@ class PreemptionGuard:
         self._ends = None
         self.first, self.finished, self.planned = True, False, False
         self._expired = True
-        self._settled, self._insists = not self._reactions, False
 
     def _look(self) -> None:
         now = self._clock()
@@ -255,31 +248,6 @@ class PreemptionGuard:
             signal.signal(number, old if old is not None else signal.SIG_DFL)
         self._old.clear()
 
-    def on_notice(self, react: Callable[[FrameType | None], bool]) -> Callable[[], None]:
-        """Has a method called in the main thread when a notice has come, between two instructions
-        of the program, whose frame it is given: it returns whether there is nothing left to do. If
-        not, it is called again. Returns what ends that."""
-        reference = WeakMethod(react)
-        self._reactions.append(reference)
-        self._settled = False
-        return lambda: self._reactions.remove(reference)
-
-    def _react(self, frame: FrameType | None) -> bool:
-        found = [react for reference in self._reactions if (react := reference()) is not None]
-        settled = [react(frame) for react in found]
-        return all(settled)
-
-    def wake(self) -> bool:
-        """Has the main thread react to the notice. Any thread. False: it cannot be reached."""
-        if self._settled or self._ends is None or self._process != os.getpid():
-            return False
-        for number in self._old:
-            if signal.getsignal(number) == self._on_signal:  # no other handler came since
-                self._woken = True
-                send(number)
-                return True
-        return False
-
     def _try_source(self) -> bool:
         """Asks a service once, so that one that is not there is heard of at the start. Returns
         whether it answers."""
@@ -294,16 +262,8 @@ class PreemptionGuard:
         return True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self._woken:
-            left = self._left_at(number)
-            self.notify(left, planned=left is not None)
-        self._woken = False
-        if self._process != os.getpid() or self._settled:
-            return
-        self._settled = self._react(frame)
-        if not self._settled and self._watch is not None and not self._insists:
-            self._insists = True
-            self._watch.insist(lambda: self._settled, self.wake)
+        left = self._left_at(number)
+        self.notify(left, planned=left is not None)
 
     def _left_at(self, number: int) -> float | None:
         """Seconds, at that signal: what Slurm sends ahead of the end (`--signal`) tells of that."""
@@ -324,13 +284,3 @@ def _not_negative(value: float, what: str) -> float:
     if not fits:
         raise ValueError(f"{what} is a number of seconds, not {value!r}")
     return float(value)
-
-
-def _refuse_old_call(more: Mapping[str, object]) -> None:
-    """Raises: TypeError that says what to write."""
-    if "deadline_file" in more:
-        raise TypeError(f"deadline_file=...: PreemptionGuard('file:{more['deadline_file']}')")
-    if "deadline" in more:
-        raise TypeError("deadline=...: PreemptionGuard(callable), which returns the seconds left")
-    if more:
-        raise TypeError(f"PreemptionGuard has no {next(iter(more))}=")

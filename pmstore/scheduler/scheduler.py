@@ -197,6 +197,21 @@ class CommitScheduler:
         chosen = self.targets[0] if target is None else {t.name: t for t in self.targets}[target]
         return self._commit(chosen, reason)
 
+    def between(self, *, commit: bool = False) -> Decision:
+        """Ends what is no step: a validation, the head of an epoch. Its time is at risk like that
+        of steps, but is not taken for the time of one. Commits as `step` does.
+
+        commit: in any case, to the first target where the rule names none.
+        """
+        now = self._clock()
+        dt, self._mark = now - self._mark, now
+        if 0.0 <= dt < math.inf:
+            for target in self.targets:
+                work = target.work = target.work + dt
+                target.risk += target.hazard * dt * work
+        decision = self.follow() if self.targets[0].steps else NOTHING
+        return self.commit() if commit and not decision else decision
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Around an evaluation or anything else that is no iteration: its time is at risk, but is

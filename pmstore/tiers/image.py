@@ -71,7 +71,7 @@ class Image:
         return Descriptor.unpack(one.meta)
 
     def value(self, one: Stored) -> object:
-        return values.decode(one.meta)
+        return values.look_up(one.meta)
 
     def _directory(self, path: str, offset: int) -> Iterator[Stored]:
         count, _, _, _, node, _ = _HEADER.unpack(self.read(offset, _HEADER.size))

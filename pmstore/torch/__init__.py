@@ -5,7 +5,6 @@ from pmstore.extras import optional
 with optional:
     from pmstore.torch._job.settings import Job
     from pmstore.torch._read.load import load
-    from pmstore.torch._step.by_hand import RunTransaction
     from pmstore.torch.attach import attach
     from pmstore.torch.checkpoints import KeptState
     from pmstore.torch.errors import (
@@ -14,7 +13,9 @@ with optional:
         LookaheadError,
         MismatchError,
         NotKeptError,
+        RolledBackError,
         TornStepError,
+        UnfinishedStepError,
     )
     from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run
@@ -29,10 +30,11 @@ __all__ = [
     "MismatchError",
     "NotKeptError",
     "Resume",
+    "RolledBackError",
     "Run",
     "RunStats",
-    "RunTransaction",
     "TornStepError",
+    "UnfinishedStepError",
     "attach",
     "load",
 ]

@@ -21,6 +21,7 @@ from pmstore.torch._migrate.adapt import adapt, note
 from pmstore.torch._state.layout import decode_place, refuse_resharded
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.stateful import Stateful
+from pmstore.torch._step.others import Schedulers
 from pmstore.torch._step.progress import Progress
 from pmstore.torch._step.schedule import Schedule, check_schedule, describe_schedule, rule_for
 from pmstore.torch._step.steps import Steps
@@ -48,16 +49,13 @@ def attach(
     loader: Iterable[Any] | None = None,
     stateful: Mapping[str, Stateful | torch.Generator] | None = None,
     policy: CommitPolicy | CommitScheduler | Literal["auto"] | None = "auto",
-    max_loss: float | None = None,
     tiers: Sequence[str] = (),
-    name: str = "run",
-    rng: bool = True,
-    mirror: bool | None = None,
     guard: PreemptionGuard | None = None,
     resume: Resume | None = None,
     process_group: Any = None,
-    timeout: float | None = None,
     job: Job | None = None,
+    mirror: bool | None = None,
+    name: str = "run",
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
@@ -69,17 +67,16 @@ def attach(
     Either way every parameter, buffer and state tensor stays the object it is, and tied parameters
     stay tied. A tensor's memory (`.data`) is the heap from now on, for as long as the tensor lives;
     once the store is closed it is a private copy. On return the run is durable, as far as the
-    store's domain reaches; what the program does after that is durable by `Run.commit`.
+    store's domain reaches. What the program does from then on is kept in steps (see `Run`).
 
     Tensors on an accelerator are mirrored instead: they stay where they are, and each commit copies
-    parameters, buffers and optimizer state into slots of the store (see `Store.mirror`). With
-    `run.commit(wait=False)` the program goes on meanwhile. A resume and a roll back copy them back.
+    parameters, buffers and optimizer state into slots of the store (see `Store.mirror`), while the
+    program goes on with its next step. A resume and a roll back copy them back.
 
     Where a program has several of a kind, it gives a dict of them, `model={"g": g, "d": d},
     optimizer={"g": ..., "d": ...}`, or a list, whose keys are "0", "1", ... They lie under
     `<name>/model/<key>` and `<name>/optimizer/<key>`; the models may share modules and parameters,
-    and an optimizer may train parameters of several. A step ends with `Run.end_step`, however many
-    optimizers stepped in it.
+    and an optimizer may train parameters of several. A step may have updates of each, or of some.
 
     Args:
         store: open for writing.
@@ -90,44 +87,37 @@ def attach(
             the first one's learning rate is the one the policy sees.
         lr_scheduler, scaler: anything with state_dict and load_state_dict whose state is data; or
             several.
-        loader: what `run.batches` iterates: a DataLoader, a list of batches, or anything that can
-            be iterated again.
+        loader: what `run.epochs` and `run.batches` iterate: a DataLoader, a list of batches, or
+            anything that can be iterated again.
         stateful: what else the run depends on, under names of its own: generators, metrics. Their
-            state is copied at each step; it does not lie in the heap.
-        policy: which steps `Run.end_step` commits. (`Run.commit` asks no policy.) "auto": every
-            step where a commit costs next to nothing, in memory (the store's domain is not "file").
-            On a disk when the work at risk is worth what a commit costs, both measured, and before
-            more than `max_loss` is at risk. None: every step. Or a rule of `pmstore.scheduler`:
-            EveryN(100), EverySeconds(60), Auto(objective). A scheduler is made for it that keeps
-            its state in this store. Or a CommitScheduler of your own, whose targets call
-            `store.commit`.
-        max_loss: with "auto": seconds of work that a kill may take back at most, beside the step
-            that it hits. None: on a disk 1 s, or more where commits after so long would take more
-            than 3 % of the time. 0: every step commits.
+            state is copied at each commit; it does not lie in the heap.
+        policy: which steps are committed when they end. "auto": every step where a commit costs
+            next to nothing, in memory (the store's domain is not "file"). On a disk when the work
+            at risk is worth what a commit costs, both measured; and once a second's work is at
+            risk, or more where commits would then take more than 3 % of the time. None: every step.
+            Or a rule of `pmstore.scheduler`: Auto(max_loss=0.2), EveryN(100), EverySeconds(60). A
+            scheduler is made for it that keeps its state in this store. Or a CommitScheduler of
+            your own, whose targets call `store.commit`.
         tiers: names of tiers of the store (`store.add_tier`) that the run flushes to, fastest
             first. With "auto" the scheduler decides when, for each. With another rule
-            of pmstore, or none, each is flushed after a commit whenever it is idle (after one with
-            `wait=False`: at the next). Those with `every` flush by themselves.
-        name: of the run's group in the store; several runs can share a store.
-        rng: keep the default generators of Python, numpy and torch too. Without it a resumed run is
-            not bit for bit the same where anything is random.
-        guard: notices that the process is told to stop. Then the step is finished and committed,
-            whatever the policy says, and `run.batches` ends the program with status 0 in place of
-            giving another batch (`run.stopping`, for loops of your own). It is entered, as by
-            `with guard:`, until the store is closed. In a job all ranks have one, and a notice to
-            one of them ends all, at the same step.
-        mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap.
-            None: if any parameter is on an accelerator.
+            of pmstore, or none, each is flushed after a commit whenever it is idle. Those with
+            `every` flush by themselves.
+        guard: notices that the process is told to stop. The end of the step that is open then
+            commits it, whatever the policy says, and ends the program with status 0 in place of
+            beginning another step. It is entered, as by `with guard:`, until the store is closed.
+            In a job all ranks have one, and a notice to one of them ends all, at the same step.
         resume: what to do where the program differs from the one that the stored run was made by:
             other settings (learning rate, batch size, scheduler, data), pieces, layers. None:
             differences are refused. On return it is done, and durable.
         process_group: the ranks that train one model together, each with a store of its own:
             "world", or a group of torch.distributed. All of them call attach. It returns when all
             are at the same step, the newest that every rank can produce; a rank that had committed
-            one more goes back. Each `run.commit` is then a part of a commit of the job. See
+            one more goes back. Each commit is then a part of a commit of the job. See
             docs/DISTRIBUTED.md.
-        timeout: seconds that ranks wait for each other (300).
-        job: the two in one, `Job(process_group, timeout)`.
+        job: the same in its long form, `Job(process_group, timeout)`.
+        mirror: True: mirror the tensors, also those on the CPU, which are then not in the heap.
+            None: if any parameter is on an accelerator.
+        name: of the run's group in the store; several runs can share a store.
 
     Raises:
         AttachError: something cannot be moved (another device, no data yet), is attached already,
@@ -145,8 +135,7 @@ def attach(
             or did not come. MismatchError and AttachError also where another rank gives another
             program, or could not attach. In a job all of these are raised at every rank.
         InDoubtError: the store is of a job, and was not given process_group.
-        TypeError: policy is neither "auto" nor a rule nor a scheduler; max_loss beside another
-            policy than "auto"; resume is no Resume. ValueError: max_loss is negative.
+        TypeError: policy is neither "auto" nor a rule nor a scheduler; resume is no Resume.
         In every case store and program are as before; only where an object refuses the state that
         is stored for it (its `load_state_dict` raises), what `resume` asked for is done in the
         store.
@@ -164,13 +153,13 @@ def attach(
             scaler=scaler,
             stateful=stateful,
             loader=loader,
-            rng=rng,
             mirror=mirror,
         )
         _refuse_twice(store, name, program)
+        Schedulers(list(program.optimizers.values()), program.keepers).look()
         _refuse_beside(store, together=ranks is not None)
         _check_store(store, name, tiers)
-        rule = rule_for(store, policy, max_loss, tiers)
+        rule = rule_for(store, policy, tiers)
         check_schedule(store, rule, tiers, guard, together=ranks is not None)
         with records(store.path, name):  # before ranks compare what they have: that says less
             if (stored := store.get(f"{name}/model_layout")) is not None:
@@ -184,15 +173,13 @@ def attach(
         else:
             steps = _begin(store, name, program, resume, first)
         try:
-            schedule = Schedule(store, name, steps.progress, rule, tiers, guard)
-            schedule.unasked = policy is not None and policy != "auto"
-            steps.use(schedule)
+            steps.use(Schedule(store, name, steps.progress, rule, tiers, guard))
         except BaseException:
             steps.detach()
             raise
         return steps
 
-    ranks = job_of(job, process_group, timeout)
+    ranks = job_of(job, process_group)
     if ranks is None:
         program, _ = prepare()
         leaving = leave_job(store, name)
@@ -233,7 +220,6 @@ def _check_store(store: Store, name: str, tiers: Sequence[str]) -> None:
         raise TransactionError(
             "attach inside a transaction of the store: call it outside, it commits by itself"
         )
-    store._guards.refuse_left()
     if store.mode == "r":
         raise AttachError(
             "the store is open for reading, and a run writes: open it with mode='r+'. To read a "

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ from pmstore.tiers.places import open_places
 from pmstore.tiers.reading import list_epochs
 from pmstore.tiers.restoring import restore
 from pmstore.torch._migrate.differences import compare
+from pmstore.torch._step.state import StepState
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import ChangedError, MismatchError, NotKeptError, records
 
@@ -89,47 +91,46 @@ class Keeper:
         series, called = self._check(name, n, best, value, mode)
         self._refuse_in_a_block()
         steps = self._steps
-        if half := steps.half():
-            raise TransactionError(half)
-        progress = steps.progress
-        pending = progress.finished != progress.committed
-        if steps.job is not None and pending and (series == "named" or value is not None):
-            raise TransactionError(
-                f"{self._store.path}: keep() in a job keeps its last commit, with step "
-                f"{progress.committed}, and the run is at step {progress.finished}: end that step "
-                "by run.commit(loss), at all ranks, in place of run.end_step(loss)"
-            )
+        if steps.step.state is not StepState.IDLE:
+            steps.at_end.append(partial(self._keep, series, called, n, value, mode, tier))
+            return None
+        return self._keep(series, called, n, value, mode, tier)
+
+    def _keep(
+        self,
+        series: Series,
+        called: str,
+        n: int | None,
+        value: float | None,
+        mode: Literal["min", "max"],
+        tier: str | None,
+    ) -> Flush | None:
+        """Of the last commit. REQUIRES: no step is open."""
+        steps, progress = self._steps, self._steps.progress
         if steps.pending is not None:
             steps.pending.wait()
-        # In a job ranks commit at the same steps: there it is the last commit.
-        ahead = steps.job is None and pending
-        last = steps.given if ahead else steps.loss
+        last = steps.loss
         loss = None if last is None else float(last)
         if series == "best":
-            value = loss if value is None and best == "loss" else value
-            if value is None and steps.given is not None:
-                return None  # the job has committed nothing yet
+            value = loss if value is None and called == "loss" else value
             if value is None:
                 raise ValueError(
                     "best='loss' takes the loss that the last step was given: "
-                    "run.end_step(loss). (After a resume or a roll back there was none yet.)"
+                    "run.log(loss=...). (After a resume or a roll back there was none yet.)"
                 )
             value = float(value)
             if value != value:
                 return None  # nan is not the best of anything
         # nan is no number that could be shown beside others
         loss = None if loss is not None and loss != loss else loss
-        step = progress.finished if ahead else progress.committed
-        reason = Reason(steps.name, series, called, step, value, loss, time.time())
+        reason = Reason(steps.name, series, called, progress.committed, value, loss, time.time())
         keeping = Keeping(reason, n or 1, mode == "min")
         tiers = self._store._open_tiers()
         flusher = tiers.keeper(self._own) if tier is None else tiers.take_up(tier)
         self._under_way = [one for one in self._under_way if not one[0].done]
-        if series == "best" and not self._is_among_the_best(flusher, keeping, ahead):
+        if series == "best" and not self._is_among_the_best(flusher, keeping):
             return None
-        if ahead:
-            steps.done.commit("to keep it")
-        elif steps.job is not None and steps.pending is None:
+        if steps.job is not None and steps.pending is None:
             steps.job.settle()  # all ranks have it, so that no crash takes back what is kept
         handle = tiers.keep(flusher, keeping)
         self._under_way.append((handle, reason))
@@ -150,7 +151,7 @@ class Keeper:
             if value is None and best != "loss":
                 raise ValueError(
                     f"best={best!r}: say what it is, run.keep(best={best!r}, value=...); the loss "
-                    "alone is known from run.end_step(loss)"
+                    "alone is known from run.log(loss=...)"
                 )
             return "best", best
         if value is not None:
@@ -165,14 +166,13 @@ class Keeper:
     def _refuse_in_a_block(self) -> None:
         steps = self._steps
         steps.require()
-        if steps.transactions or self._store.in_transaction:
+        if self._store.in_transaction:
             raise TransactionError(
                 "keep() and rewind() inside a transaction block: call them after it, of what it "
                 "has committed"
             )
 
-    def _is_among_the_best(self, flusher: Flusher, keeping: Keeping, ahead: bool) -> bool:
-        """ahead: the state is yet to be committed."""
+    def _is_among_the_best(self, flusher: Flusher, keeping: Keeping) -> bool:
         reasons = [
             *((epoch, reason) for epoch, reason in flusher.kept.reasons()),
             *(
@@ -182,7 +182,7 @@ class Keeper:
             ),
         ]
         held = {epoch: reason for epoch, reason in reasons if reason.key == keeping.reason.key}
-        if self._store.epoch in held and not ahead:
+        if self._store.epoch in held:
             return False  # this very commit was kept before
         values = [reason.value for reason in held.values() if reason.value is not None]
         assert keeping.reason.value is not None

@@ -12,7 +12,7 @@ from pmstore.objects import dtypes
 
 class AttachError(PmstoreError, ValueError):
     """What was given to `attach` cannot be moved into the store, or is attached already; or the run
-    was detached. Nothing was changed."""
+    was detached; or the program trains with what it has not given. Nothing was changed."""
 
 
 class MismatchError(AttachError):
@@ -62,8 +62,19 @@ class TornStepError(AttachError):
 
 
 class LookaheadError(PmstoreError, RuntimeError):
-    """The program takes batches from `run.batches` otherwise than it says: which of them the step
-    was of is not known. Nothing was committed."""
+    """The program holds batches, or passes over them, and does not say so: which of them a step is
+    of would not be known. Nothing of it was committed."""
+
+
+class RolledBackError(PmstoreError, RuntimeError):
+    """The run was taken back to a place to which Python cannot be sent: before the loop or the
+    epoch that the program is in. Store and program are there; the program has to begin its loop
+    again, or its loops from the first, as the message says."""
+
+
+class UnfinishedStepError(PmstoreError, RuntimeError):
+    """The store was left normally in a step that nobody said is complete. That step, and what the
+    policy had left at risk, is taken back."""
 
 
 class NotKeptError(PmstoreError, LookupError):

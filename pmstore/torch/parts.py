@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
+from typing import Any, Protocol
+
 import torch
 
 from pmstore import Store
@@ -9,20 +13,31 @@ from pmstore.torch._data.choose import open_source
 from pmstore.torch._data.part import LoaderPart
 from pmstore.torch._data.position import Place
 from pmstore.torch._random.defaults import RngParts
+from pmstore.torch._state.attributes import AttributesPart
 from pmstore.torch._state.gradients import GradientKeeper
 from pmstore.torch._state.heap import Memory
 from pmstore.torch._state.mirror import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import parameters_of
-from pmstore.torch._state.requires_grad import TrainablePart
+from pmstore.torch._state.requires_grad import Parameters, TrainablePart
 from pmstore.torch._state.sharded import is_sharded, local
 from pmstore.torch._state.slots import SlottedBinding
-from pmstore.torch._state.stateful import StatefulPart
+from pmstore.torch._state.stateful import Stateful, StatefulPart
 from pmstore.torch._state.ties import check_apart
 from pmstore.torch.errors import AttachError
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.program import Program
+
+
+class Kept(Protocol):
+    """One thing that a run keeps beside its tensors."""
+
+    def write(self) -> None:
+        """What has changed goes into the store; pending until the next commit."""
+
+    def restore(self) -> None:
+        """The program becomes what the last commit holds."""
 
 
 class Pieces:
@@ -38,30 +53,44 @@ class Pieces:
         except TypeError as error:
             raise AttachError(str(error)) from None
         self.modules: list[torch.nn.Module] = list(program.models.values())
-        self.model: ModelBinding | None = None
         self.optimizers: dict[str, OptimizerBinding] = {}
-        self._slotted: list[SlottedBinding] = []
         self.pack: Pack | None = Pack(store, f"{name}/mirror") if program.mirrored else None
         self._mirrored: list[MirroredModel | MirroredOptimizer] = []
-        if self.pack is not None:
-            self._mirror(store, name, program, self.pack)
-        else:
+        self.model: ModelBinding | None = (
             self._place(store, name, program)
+            if self.pack is None
+            else self._mirror(store, name, program, self.pack)
+        )
+        self._all = Parameters()
+        self._all_of: list[object] = []  # what they were taken from
         self.gradients: GradientKeeper | None = (
-            GradientKeeper(store, f"{name}/gradients", sharded=self._sharded)
+            GradientKeeper(store, f"{name}/gradients", self._all, sharded=self._sharded)
             if program.optimizers
             else None
         )
-        self.statefuls: list[StatefulPart] = [
+        # whose steps use gradients: those kept by their state_dict alone do too
+        self._users: list[torch.optim.Optimizer] = [*program.optimizers.values()]
+        self._beside = {
+            key: one
+            for key, one in program.statefuls.items()
+            if isinstance(one, torch.optim.Optimizer)
+        }
+        self._users += self._beside.values()
+        self.trainable: TrainablePart = TrainablePart(store, f"{name}/trainable", self._all)
+        self.parts: list[Kept] = []
+        if self.model is not None:
+            path = f"{name}/attributes"
+            self.parts.append(AttributesPart(store, path, program.models, self.model))
+        self.parts.append(self.trainable)
+        if self.gradients is not None:
+            self.parts.append(self.gradients)
+        self.parts += [
             StatefulPart(store, f"{name}/{key}", one)
             for key, one in program.statefuls.items()
             if one is not None
         ]
-        # parameters with their names, and alone; and what they were taken from
-        self._named: tuple[list[tuple[str, torch.Tensor]], list[torch.Tensor]] = [], []
-        self._named_of: list[object] = []
-        self.trainable: TrainablePart = TrainablePart(store, f"{name}/trainable")
-        self.rng: RngParts | None = RngParts(store, f"{name}/rng") if program.rng else None
+        self.keepers: list[Stateful] = program.keepers
+        self.rng: RngParts | None = RngParts(store, f"{name}/rng")
         self.loader: LoaderPart | None = (
             LoaderPart(store, f"{name}/loader", source) if source is not None else None
         )
@@ -70,23 +99,26 @@ class Pieces:
     def _sharded(self) -> bool:
         return any(is_sharded(one) for _, one in self.parameters())
 
-    def _place(self, store: Store, name: str, program: Program) -> None:
+    def _place(self, store: Store, name: str, program: Program) -> ModelBinding | None:
         """Models and optimizers in the heap."""
         natives = [one for one in program.optimizers.values() if isinstance(one, NativeOptimizer)]
+        model = None
         if program.models:
             kept = [parameter for native in natives for parameter in parameters_of(native)]
-            self.model = ModelBinding(store, f"{name}/model", program.models, kept)
+            model = ModelBinding(store, f"{name}/model", program.models, kept)
         path = f"{name}/optimizer"
         for key, one in program.optimizers.items():
             self.optimizers[key] = (
-                SlottedBinding(store, path, key, one, self.model, program.models)
+                SlottedBinding(store, path, key, one, model)
                 if isinstance(one, NativeOptimizer)
-                else OptimizerBinding(store, path, key, one, self.model)
+                else OptimizerBinding(store, path, key, one, model)
             )
-        check_apart(self.model, self.optimizers.values())
-        self._slotted = [one for one in self.optimizers.values() if isinstance(one, SlottedBinding)]
-        for binding in self.bindings:
+        check_apart(model, self.optimizers.values())
+        for binding in self.optimizers.values():
             binding.displaced = self._set_apart
+        if model is not None:
+            model.displaced = self._set_apart
+        return model
 
     def _set_apart(self) -> None:
         """Tensors that left their places are about to be brought back. Some may lie in the place of
@@ -100,17 +132,18 @@ class Pieces:
         for binding in self.bindings:
             binding.set_apart()
 
-    def _mirror(self, store: Store, name: str, program: Program, pack: Pack) -> None:
+    def _mirror(self, store: Store, name: str, program: Program, pack: Pack) -> ModelBinding | None:
         """Models and optimizers where they are."""
         model = None
         if program.models:
-            self.model = model = MirroredModel(store, f"{name}/model", program.models)
+            model = MirroredModel(store, f"{name}/model", program.models)
             self._mirrored.append(model)
         path = f"{name}/optimizer"
         for key, one in program.optimizers.items():
             optimizer = MirroredOptimizer(store, path, key, one, model, pack)
             self.optimizers[key] = optimizer
             self._mirrored.append(optimizer)
+        return model
 
     @property
     def bindings(self) -> list[ModelBinding | OptimizerBinding]:
@@ -122,22 +155,20 @@ class Pieces:
             named += optimizer.extra_parameters
         return named
 
-    def named(self) -> tuple[list[tuple[str, torch.Tensor]], list[torch.Tensor]]:
-        """`parameters`, and these without their names: the same lists while they are the same.
-        REQUIRES: `follow`, and `sync` of all optimizers, since anything has changed."""
-        known, at = self._named_of, 1
-        if known and known[0] is (self.model.parameters if self.model is not None else self):
+    def find_parameters(self) -> None:
+        """For the parts that keep something of each. REQUIRES: `follow`, and `sync` of all
+        optimizers, since anything has changed."""
+        known, at = self._all_of, 1
+        first = self.model.parameters if self.model is not None else self
+        if known and known[0] is first:
             for one in self.optimizers.values():
                 if one.synced is None or one.synced is not known[at]:
                     break
                 at += 1
             else:
-                return self._named
-        named = self.parameters()
-        self._named = named, [one for _, one in named]
-        self._named_of = [self.model.parameters if self.model is not None else self]
-        self._named_of += [one.synced for one in self.optimizers.values()]
-        return self._named
+                return
+        self._all.set(self.parameters())
+        self._all_of = [first, *(one.synced for one in self.optimizers.values())]
 
     def tensors(self) -> list[torch.Tensor]:
         """Parameters and buffers, some of them twice; of DTensors also the parts, which torch
@@ -158,22 +189,44 @@ class Pieces:
 
     def spend(self, binding: OptimizerBinding) -> None:
         """After its step. What another optimizer has parameters of too, that one may still use."""
+        self._spend(binding.optimizer)
+
+    def _spend(self, optimizer: torch.optim.Optimizer) -> None:
         assert self.gradients is not None
-        if len(self.optimizers) == 1:
-            self.gradients.spend(binding.parameters)
-            return
         others = {
             id(one)
-            for other in self.optimizers.values()
-            if other is not binding
-            for one in other.parameters
+            for other in self._users
+            if other is not optimizer
+            for one in parameters_of(other)
         }
-        self.gradients.spend([one for one in binding.parameters if id(one) not in others])
+        used = parameters_of(optimizer)
+        self.gradients.spend([one for one in used if id(one) not in others] if others else used)
+
+    def _watch(self) -> None:
+        """Sees the steps of optimizers that are no binding's."""
+        pieces = weakref.ref(self)
+
+        def before(key: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if (mine := pieces()) is not None and mine.gradients is not None:
+                mine.gradients.refuse_unknown(key, parameters_of(optimizer))
+
+        def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if (mine := pieces()) is not None and mine.gradients is not None:
+                mine._spend(optimizer)
+
+        for key, one in self._beside.items():
+            for handle in (
+                one.register_step_pre_hook(partial(before, key)),
+                one.register_step_post_hook(after),
+            ):
+                weakref.finalize(self, handle.remove).atexit = False
+        self._beside = {}
 
     # ---- into the store; pending until the next commit
 
     def create(self, place: Place) -> None:
         """Everything of a new run. The program is untouched until it is bound."""
+        self._watch()
         for binding in self.bindings:
             binding.write()
         self._write_rest(place)
@@ -191,12 +244,9 @@ class Pieces:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         if self.pack is not None:
             self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
-        parameters, tensors = self.named()
-        self.trainable.write(parameters, tensors)
-        if self.gradients is not None:
-            self.gradients.write(parameters, tensors)
-        for stateful in self.statefuls:
-            stateful.write()
+        self.find_parameters()
+        for part in self.parts:
+            part.write()
         if self.rng is not None:
             self.rng.write()
         if self.loader is not None:
@@ -204,8 +254,6 @@ class Pieces:
 
     def follow(self) -> None:
         """Notices parameters that are other objects now."""
-        for slotted in self._slotted:
-            slotted.take_in()
         if self.model is not None:
             replaced = self.model.follow()
             if self.model.before is not None:
@@ -227,21 +275,18 @@ class Pieces:
     def restore(self, *, opened: bool) -> None:
         """Sets all but the place in the data and the default generators to what the last commit
         holds. opened: the bindings are."""
+        self._watch()
+        if not opened:
+            for binding in self.bindings:
+                binding.open()
         if self.model is not None:
-            if not opened:
-                self.model.open()
             self.model.bind()
         if self.pack is not None:
             held = self.pack.open()
-            for binding in self._mirrored:
-                binding.load(held)
+            for mirrored in self._mirrored:
+                mirrored.load(held)
         for optimizer in self.optimizers.values():
-            if not opened:
-                optimizer.open()
             optimizer.restore()
-        parameters = self.parameters()
-        self.trainable.restore(parameters)
-        if self.gradients is not None:
-            self.gradients.restore(parameters)
-        for stateful in self.statefuls:
-            stateful.restore()
+        self.find_parameters()
+        for part in self.parts:
+            part.restore()

@@ -29,6 +29,7 @@ SHARDED_FORMAT = 3
 """Of a run that has DTensors. Versions that know none take a rank's parts for the whole."""
 FORMATS = (1, FORMAT, SHARDED_FORMAT)
 """That are read. A resume makes a run's format the newest."""
+_EXTRA = "model_extra_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,6 @@ class Program:
     statefuls: dict[str, Stateful | None]
     """By their paths under the run's name."""
     loader: Iterable[Any] | None
-    rng: bool
     mirrored: bool
 
     @classmethod
@@ -56,7 +56,6 @@ class Program:
         scaler: Any,
         stateful: Mapping[str, Any] | None,
         loader: Iterable[Any] | None,
-        rng: bool,
         mirror: bool | None,
     ) -> Program:
         """The arguments of `attach`. Touches none of them.
@@ -80,9 +79,8 @@ class Program:
                 "an object with state_dict() and load_state_dict()",
             )
             statefuls |= {under(what, key): one for key, one in found.items()} or {what: None}
-        extra = "model_extra_state"
-        statefuls |= {under(extra, key): extra_state(one) for key, one in models.items()}
-        statefuls.setdefault(extra, None)
+        statefuls |= {under(_EXTRA, key): extra_state(one) for key, one in models.items()}
+        statefuls.setdefault(_EXTRA, None)
         statefuls |= {
             f"stateful/{encode_name(key)}": as_stateful(key, one)
             for key, one in (stateful or {}).items()
@@ -95,7 +93,7 @@ class Program:
             if one is not None:
                 refuse_empty(key, one)
         mirrored = _on_an_accelerator(models, optimizers) if mirror is None else mirror
-        return cls(models, optimizers, statefuls, loader, rng, mirrored)
+        return cls(models, optimizers, statefuls, loader, mirrored)
 
     @property
     def format(self) -> int:
@@ -107,18 +105,22 @@ class Program:
         ]
         return SHARDED_FORMAT if any(map(is_sharded, tensors)) else FORMAT
 
+    @property
+    def keepers(self) -> list[Stateful]:
+        """What has a state of its own, beside models and optimizers."""
+        return [
+            one
+            for path, one in self.statefuls.items()
+            if one is not None and not path.startswith(_EXTRA)
+        ]
+
     def given(self) -> dict[str, bool]:
         """Which pieces there are: stored with the run."""
         given = {"model": False, "optimizer": False}
         given |= {under("model", key): True for key in self.models}
         given |= {under("optimizer", key): True for key in self.optimizers}
         given |= {key: stateful is not None for key, stateful in self.statefuls.items()}
-        return {
-            **given,
-            "loader": self.loader is not None,
-            "rng": self.rng,
-            "mirror": self.mirrored,
-        }
+        return {**given, "loader": self.loader is not None, "rng": True, "mirror": self.mirrored}
 
 
 def _several(what: str, given: Any, fits: Callable[[Any], bool], wanted: str) -> dict[str, Any]:

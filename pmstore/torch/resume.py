@@ -10,10 +10,12 @@ _ACCEPTED = {
     "optimizer": ("settings", "program", "store"),
     "lr_scheduler": ("settings", "program", "store"),
     "trainable": ("program", "store"),
+    "attributes": ("program", "store"),
     "batch_size": ("samples",),
     "data": ("next epoch",),
     "model": ("partial",),
     "pieces": ("program",),
+    "loops": ("program",),
 }
 
 
@@ -38,6 +40,8 @@ class Resume:
             program's; its place is kept. "program": the program's scheduler as it is, from its
             beginning, with the learning rate that it set.
         trainable: which parameters have `requires_grad`.
+        attributes: plain attributes of modules that the run has changed and the program gives
+            another value than before.
         batch_size: "samples": the place in the data epoch is kept in samples. If it is none where a
             batch of the new size begins, the first batch is the rest of that batch.
         data: "next epoch": what is left of the data epoch is skipped, if any of it was trained.
@@ -49,6 +53,8 @@ class Resume:
             parameter's state begins anew.
         pieces: "program": what is given now and was not before (scheduler, loader, stateful, ...)
             begins as the program gives it; what is no longer given is dropped from the store.
+        loops: "program": the loops of the run are others than before, or stand in another order.
+            Each counts as one that begins now: what stands before it is done, once.
 
     Raises:
         ValueError: a value that the field does not take.
@@ -59,10 +65,12 @@ class Resume:
     optimizer: str | None = None
     lr_scheduler: str | None = None
     trainable: str | None = None
+    attributes: str | None = None
     batch_size: str | None = None
     data: str | None = None
     model: str | None = None
     pieces: str | None = None
+    loops: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in self.chosen().items():

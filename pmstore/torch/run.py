@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
-import torch
+import numpy as np
 
 from pmstore import Store
 from pmstore.errors import TransactionError
-from pmstore.mirror.pending import PendingCommit
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers.handle import Flush
-from pmstore.torch._data.batches import DataLoops
-from pmstore.torch._step.by_hand import RunTransaction
-from pmstore.torch._step.losses import check_loss
+from pmstore.torch._data.source import Source
+from pmstore.torch._step.by_hand import NextStep
+from pmstore.torch._step.log import LogFunction, ScalarWriter
+from pmstore.torch._step.loops import Epoch, Loops, Options, check_count
+from pmstore.torch._step.numbers import number
+from pmstore.torch._step.state import Event, Kind, StepState
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.checkpoints import Keeper, KeptState
 from pmstore.torch.errors import AttachError
@@ -27,16 +28,37 @@ from pmstore.torch.stats import RunStats, log_end, stats_of
 class Run:
     """A training run in a store; made by `pmstore.torch.attach`.
 
-    Between two commits the program trains as it would without a store: parameters, buffers and
-    optimizer state are the same objects, whose memory is the heap (of a mirrored run: where it
-    was). A commit makes everything the next step depends on the state that survives, in one
-    transaction: the tensors, the optimizer's hyperparameters, scheduler, scaler, generators, place
-    in the data, and whatever else was written to the store.
+    The time of a run is tiled by steps. Whatever a program does in a step (to the model, the
+    optimizer, the store, generators, what it logs) is kept whole or taken back whole. After a crash
+    each step that is not kept is done again from its beginning; each that is kept, never.
 
-    Use it in one thread.
+    A step begins when a loop of the run hands something out, and ends when the next is asked for:
 
-    Raises (commit, rollback, transaction, batches): AttachError after `detach`; CorruptStoreError
-    if what a roll back reads is not as a run was stored; ClosedStoreError, ForkedStoreError.
+        for epoch in run.epochs(10):  # the epochs that are not over
+            for inputs, targets in epoch:  # the batches of it that were not trained on
+                loss = mse_loss(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.log(loss=loss)
+            schedule.step()  # the end of an epoch is kept whole or taken back whole, too
+            run.log(accuracy=evaluate(model))
+
+    `batches` goes over epochs without their ends; `steps` counts without data; `next_step` is a
+    step by hand, for loops of any other kind. What stands before a loop, and in an epoch before its
+    first batch, is a head: it is done once. On a resume Python runs it again, and the loop takes
+    back what it has written and drawn. Plain variables are the program's: `state` is the place for
+    those that are to be kept.
+
+    At the end of a step the policy (see `attach`) says whether it is committed. A crash, an error,
+    Ctrl-C or an exit that leaves the `with` of the store takes back what is not. Leaving it
+    normally commits.
+
+    `break` and `return` leave a step open, and nobody knows whether it is complete: write
+    `end_step` or `stop` before. One thread iterates, trains and ends steps.
+
+    Raises (all that change the run): AttachError after `detach`; CorruptStoreError if what a roll
+    back reads is not as a run was stored; ClosedStoreError, ForkedStoreError.
     """
 
     def __init__(self, steps: Steps, *, resumed: bool) -> None:
@@ -44,7 +66,7 @@ class Run:
         self.resumed: bool = resumed
         """Whether attach found a stored run, and the training goes on from there."""
         self._steps = steps
-        self._loops = DataLoops(steps)
+        self._loops = Loops(steps)
         self._keeper = Keeper(steps)
         steps.ends.append(partial(log_end, steps))
 
@@ -54,8 +76,8 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Steps that were ended, by `end_step`, `commit` or a transaction, over all processes of
-        this run."""
+        """Steps that have ended, over all processes of this run: of batches, of `steps` and by
+        hand."""
         return self._steps.progress.finished
 
     @property
@@ -75,14 +97,20 @@ class Run:
 
     @property
     def data_epoch(self) -> int:
-        """The pass over the data that the batch which `batches` gave last is of, counted from 0."""
+        """The pass over the data that the batch which was handed out last is of, counted from 0."""
         return self._steps.progress.place.given.data_epoch
 
     @property
     def batch(self) -> int:
-        """Index within its data epoch of the batch that `batches` gave last; -1 before the
+        """Index within its data epoch of the batch that was handed out last; -1 before the
         first."""
         return self._steps.progress.place.given.batch - 1
+
+    @property
+    def last_in_step(self) -> bool:
+        """Whether the batch that was handed out last is the last of its step: of a loop with
+        `every`, the one to update after."""
+        return self._loops.last_in_step
 
     @property
     def attached(self) -> bool:
@@ -96,9 +124,10 @@ class Run:
 
     @property
     def stopping(self) -> bool:
-        """Whether the guard given to attach was told to stop and the last commit has been made:
-        leave the loop. `batches` does so by itself."""
-        return self._steps.schedule.finished
+        """Whether the run is over: `stop` was called, or the guard was told to stop and the last
+        commit has been made. Loops of the run end by themselves; loops of your own ask this."""
+        steps = self._steps
+        return steps.step.stopping or steps.progress.stopped or steps.schedule.finished
 
     def stats(self) -> RunStats:
         """`print(run.stats())` says what commits cost, and how much work they put at risk. The same
@@ -137,98 +166,241 @@ class Run:
             f"{self.step}{', resumed' if self.resumed else ''}>"
         )
 
-    # ---- the end of a step
+    # ---- loops
 
-    def end_step(self, loss: float | torch.Tensor | None = None, *, wait: bool = True) -> bool:
-        """Ends a step, and commits the store if the policy says so: the word for the loop.
+    def epochs(
+        self,
+        n: int | None,
+        *,
+        batches: int | None = None,
+        every: int = 1,
+        ahead: int | None = None,
+        device: Any = None,
+        name: str = "",
+    ) -> Iterator[Epoch]:
+        """The epochs of the run that are not over: numbers, from 0, that are iterated for their
+        batches. An epoch is over when the next one is asked for. What stands behind its batches,
+        its tail, is done once, as a step is: kept whole or taken back whole.
 
-            for inputs, targets in run.batches(epochs=3):
-                ...
-                optimizer.step()
-                run.end_step(loss)
-
-        With attach's default policy, "auto", every step commits where that costs next to nothing:
-        in memory. On a disk, where each commit waits, steps are committed once a second (`attach`
-        says how to choose another bound). A kill takes back the steps since the last commit, and
-        nothing else; the run goes on from it in the same bits.
-
-        A step that is not committed yet is written into the store all the same, pending. It is
-        committed with the next step that is; by `commit`, `validation` or `keep`; when `with
-        pmstore.open(...)` is left normally; and when the program is told to stop (attach's
-        `guard`). Where an error, Ctrl-C or `sys.exit` leaves the `with`, it is committed if the
-        next step has written nothing yet, as far as that is known; else a warning says what is
-        lost.
+        After a resume in mid-epoch that epoch is handed out again: what stands before its batches
+        runs again, and is taken back; the batches go on behind the last one that was committed.
 
         Args:
-            loss: of this step, for the policy, the course of the run and `keep(best="loss")`: a
-                number, or a tensor of one element.
-            wait: as in `commit`.
+            n: epochs that the run has in all, from its start; None: no end. With more than at an
+                earlier start a run that was over, or stopped, goes on.
+            batches: at most so many of an epoch.
+            every, ahead, device: as in `batches`.
+            name: of the loop. One with a name counts its own epochs.
 
-        Returns: whether it committed. Then the step is durable, as after `commit`.
-
-        Raises: what `commit` raises.
+        Raises: as `batches`.
         """
-        self._refuse_in_a_block("end_step")
-        check_loss(loss)
-        return self._steps.end(loss, ask=True, wait=wait)
+        source = self._source()
+        check_count(n, "n", 0, (None,))
+        return self._loops.epochs(source, n, _options(every, ahead, device, batches), name)
 
-    def commit(
-        self, loss: float | torch.Tensor | None = None, *, wait: bool = True, agree: bool = False
-    ) -> None:
-        """Ends a step: writes what Python holds into the store, and commits the store. On return
-        the step is durable, as far as the store's domain reaches; with `wait=False` it is durable
-        once `pending` is done.
-
-        Everything pending in the store is part of the commit, steps that `end_step` left pending
-        among it. No policy is asked.
+    def batches(
+        self,
+        epochs: int | None = 1,
+        *,
+        every: int = 1,
+        ahead: int | None = None,
+        device: Any = None,
+        name: str = "",
+    ) -> Iterator[Any]:
+        """The batches of the loader from where the run is, in the order in which they would have
+        come had it never stopped. Each is a step, which ends when the next batch is asked for.
 
         Args:
-            loss: as in `end_step`.
-            wait: False: the commit is under way on return, and `pending` is its handle. The next
-                step goes on meanwhile. It waits where it would write into the store, or write what
-                is still being copied (`optimizer.step()` of a mirrored run). The end of the next
-                step waits for this commit and raises its error. The last commit before a `guard`
-                stops the run is waited for, and so are all with a CommitScheduler of your own.
-            agree: in a job, True: return when every rank has committed the step. Then no crash
-                takes it back. Else that is known at the next commit, and a crash before may take
-                this one step back.
+            epochs: data epochs that the run has in all, from its start; None: no end.
+            every: so many batches are one step: gradients are accumulated. The last step of an
+                epoch may have fewer. `last_in_step` says when to update.
+            ahead: how many batches the program holds that it has not trained on, beside the one
+                that it trains on: prefetchers hold one or two. It trains on them in the order in
+                which they were handed out, each in `with run.next_step():`. 0: it holds none, but
+                may pass over some. None: it holds none, and does something with the first batch
+                before it asks for the second.
+            device: batches come as copies on that device; the next one is copied while this one is
+                trained on.
+            name: of the loop. One with a name counts its own epochs.
 
         Raises:
-            MismatchError: a tensor was replaced by one that does not fit its place in the store.
-                Nothing was committed.
-            TransactionError: inside a transaction block (which commits by itself), or the store was
-                rolled back by other means.
-            StoreFullError: no room for new optimizer state. Nothing was committed; roll back.
-            PeerLostError, MixedStoresError: in a job: a rank was lost, or did something else than
-                the others. For good: end the process, and start the job again.
-            ValueError: agree, without wait; the loss has several elements. TypeError: it is no
-                number. The step goes on then.
+            SystemExit: with status 0: the guard given to attach was told to stop, and all is
+                committed.
+            AttachError: no loader was given to attach.
+            LookaheadError: the program holds other batches than `ahead` says.
+            TransactionError: another step is open, or was left by `break`; a step ends in another
+                thread than it began; half an update is in it.
+            RuntimeError: another loop has begun; loops begin in another order than at an earlier
+                start; an earlier loop of the program has used up what this one counts.
+            ValueError: the loader gave no batch in a whole data epoch. What a commit raises.
         """
-        if agree and not wait:
-            raise ValueError("commit(agree=True) waits for all ranks: leave out wait=False")
-        self._refuse_in_a_block("commit")
-        check_loss(loss)
-        self._steps.end(loss, wait=wait, agree=agree)
+        source = self._source()
+        check_count(epochs, "epochs", 0, (None,))
+        return self._loops.batches(source, epochs, _options(every, ahead, device, None), name)
 
-    def _refuse_in_a_block(self, called: str) -> None:
-        if self._steps.transactions:
-            raise TransactionError(
-                f"{called}() inside `with run.transaction()`: leaving it ends the step and commits"
-            )
+    def steps(self, n: int, *, name: str = "") -> Iterator[int]:
+        """Steps without data: numbers, from 0, until the run has made n of them, in all its
+        processes. Each ends when the next is asked for.
+
+        name: of the loop. One with a name counts its own steps. Raises: as `batches`.
+        """
+        self._steps.require()
+        check_count(n, "n", 0)
+        return self._loops.steps(n, name)
+
+    def next_step(self) -> NextStep:
+        """A step by hand: `with run.next_step(): ...`. It begins when the block is entered, and
+        ends when the next step, or a loop of the run, begins. Leaving the block normally says that
+        it is complete; an error takes it back.
+
+            while run.step < 1000:
+                with run.next_step():
+                    train_on(next(stream))
+
+        Raises: (on entering) as `batches`.
+        """
+        self._steps.require()
+        return NextStep(self._steps, self._loops)
+
+    def _source(self) -> Source:
+        self._steps.require()
+        loader = self._steps.pieces.loader
+        if loader is None:
+            raise AttachError("the run has no loader: give it to attach(..., loader=...)")
+        return loader.source
+
+    # ---- in a step
+
+    def log(self, **values: Any) -> None:
+        """Notes numbers of the step, by name: `run.log(loss=loss, accuracy=0.9)`. The last value of
+        a name counts. They are kept and taken back with the step, so that a step which is done
+        again is logged once. "loss" is what the policy sees, and `keep(best="loss")`.
+
+        values: numbers, or tensors of one element. One on an accelerator is not waited for: it is
+            stored with one of the next commits.
+
+        Outside of a step they belong to the head of the next loop, or to what stands behind the
+        last one, and have the number of the step before; as those do that are logged in a step
+        behind its `commit`.
+
+        Raises: TypeError, ValueError: no number, or several.
+        """
+        step = self._steps.step
+        for name, value in values.items():
+            if value.__class__ is not float:
+                values[name] = number(name, value)
+        if step.state is StepState.OPEN or step.state is StepState.MARKED:
+            step.values.update(values)
+        else:
+            self._steps.require()
+            self._steps.log.add(self.step, values)
+
+    def history(self, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """What was logged under a name, in all processes of the run: steps (int64) and values
+        (float64), of steps that have ended. A value of an epoch's head or tail has the number of
+        the last step before it.
+
+        Raises: KeyError: nothing was logged under it.
+        """
+        self._steps.require()
+        return self._steps.log.history(name)
 
     @property
-    def pending(self) -> PendingCommit | None:
-        """The handle of the last commit with `wait=False`; None once another step has ended, or was
-        rolled back."""
-        return self._steps.pending
+    def state(self) -> dict[str, Any]:
+        """Plain values of the program that are kept and taken back with its steps:
+        `run.state["beta"] = 0.99 * run.state.get("beta", 1.0)`. Numbers, strings, lists, dicts,
+        arrays and tensors; always the same dict, to be changed in place. Copied at each commit."""
+        return self._steps.state.values
+
+    def log_to(self, writer: ScalarWriter | LogFunction, *, name: str | None = None) -> None:
+        """Tells a logger the logged values of steps that are committed, each step once and in
+        order, also across kills. Where the logger stands lies in the store; after a kill just
+        behind a commit the steps of that commit may be told twice, with the same numbers. Steps
+        that were committed before, and not told, are told with the next commit.
+
+            run.log_to(SummaryWriter())  # of torch.utils.tensorboard
+            run.log_to(wandb.log)
+            run.log_to(mlflow.log_metrics)
+
+        writer: is called as writer(values, step=step) with a dict of floats; or has
+            `add_scalar(tag, value, step)`. It is called where a step ends, and stays the caller's
+            to close. One that raises is warned of, and told of the same steps again after the next
+            commit.
+        name: by which it is known at the next start. None: the name of its type or function.
+
+        Raises: TypeError: it is no logger; ValueError: the loggers are others than before.
+        """
+        self._steps.require()
+        if name is None:
+            name = getattr(writer, "__qualname__", type(writer).__qualname__)
+        self._steps.log.log_to(writer, name)
+
+    def end_step(self) -> None:
+        """Says that the open step is complete, before a `break` or `return`. It ends nothing: what
+        follows it in the step is kept with it.
+
+        Raises: TransactionError: outside of a step; the second time in one.
+        """
+        self._steps.require()
+        self._mark("run.end_step()")
+
+    def stop(self) -> None:
+        """Ends the run: the open step is complete, and the loop hands out nothing more. It is
+        stored, so that it holds after a kill; a loop that asks for more epochs or steps than before
+        opens the run again. The tail of the epoch is still done.
+
+        Raises: TransactionError: outside of a step.
+        """
+        self._steps.require()
+        step = self._steps.step
+        if step.state is not StepState.MARKED and step.state is not StepState.ENDED:
+            self._mark("run.stop()")
+        step.stopping = True
+
+    def _mark(self, called: str) -> None:
+        step = self._steps.step
+        if step.kind is Kind.HEAD and step.state is not StepState.IDLE and called != "run.stop()":
+            raise TransactionError(
+                f"{called} in the head of an epoch: it ends with the epoch's first batch"
+            )
+        step.go(Event.MARK, called)
+
+    def commit(self, *, agree: bool = False) -> None:
+        """Ends the open step here, and commits it: durable on return, as far as the store's domain
+        reaches. For what relies on that: a message that is sent, a file that is renamed.
+
+        No policy is asked. What follows in the step goes with the next one: a kill in between takes
+        it back, and does not do it again. Where nothing was done since a step ended it commits what
+        is pending, and counts no step.
+
+        agree: in a job, True: return when every rank has committed the step. Then no crash takes it
+            back. Else that is known at the next commit, and a crash before may take this one step
+            back.
+
+        Raises:
+            TransactionError: in a head, which is committed with its loop or epoch; in a tail, where
+                the program holds batches; after another `commit` in the same step; half an update
+                is in it; the store was rolled back by other means.
+            MismatchError: a tensor was replaced by one that does not fit its place in the store.
+            StoreFullError: no room for new optimizer state. In both cases nothing was committed.
+            PeerLostError, MixedStoresError: in a job: a rank was lost, or did something else than
+                the others. For good: end the process, and start the job again.
+        """
+        self._loops.check_commit()
+        self._loops.commit(agree=agree)
 
     def rollback(self) -> None:
         """Takes everything back to the last commit: the store, and what Python holds. Steps that
-        `end_step` left pending go, too (`step` then says `committed`).
+        have ended and are not committed go, too (`step` then says `committed`).
 
         The tensors stay the objects they are and hold the committed values again. Optimizer state
-        that was made since then vanishes, gradients are those of the commit, and `batches` gives
-        the batch after the last committed one again. May be repeated if it was interrupted.
+        that was made since then vanishes, gradients are those of the commit, and the loop hands out
+        the batch after the last committed one. What the program does in the rest of the step goes
+        with the next one. May be repeated if it was interrupted.
+
+        Raises: RolledBackError, when it is done: the last commit lies before this epoch's first
+            batch, or before the end of a loop that is over. The program has to begin that loop, or
+            its loops from the first, again, as the message says.
         """
         self._steps.roll_back()
 
@@ -244,45 +416,44 @@ class Run:
         mode: Literal["min", "max"] = "min",
         tier: str | None = None,
     ) -> Flush | None:
-        """Keeps the present state, so that `rewind` can go back to it. Finished steps that are not
-        committed yet are committed for it.
+        """Keeps the present state, so that `rewind` can go back to it. In a step it is the state at
+        the end of the step, which is committed for it.
 
             run.keep("before-finetune")  # under a name, until the name is given again
             run.keep(n=3)  # the newest three that this call kept
             run.keep(best="loss")  # the step with the lowest loss so far
             run.keep(best="accuracy", value=accuracy, mode="max", n=2)
 
-        Call it between two steps, as often as you would write a checkpoint. It is an epoch of a
-        tier: what changed since the last one is written, in the background, and it stays whatever
-        the tier's `keep` says. All of the store is kept, not the run alone. `pmstore epochs` lists
-        it, and `pmstore restore --kept` makes a store of it, also when this one is lost.
+        Call it as often as you would write a checkpoint. It is an epoch of a tier: what changed
+        since the last one is written, in the background, and it stays whatever the tier's `keep`
+        says. All of the store is kept, not the run alone. `pmstore epochs` lists it, and `pmstore
+        restore --kept` makes a store of it, also when this one is lost.
 
-        What was written since the last step ended, by the program itself, may be part of it. The
-        same commit is not kept twice as one of the best.
+        The same commit is not kept twice as one of the best.
 
-        In a job, whose ranks commit at the same steps, it is the state of the last commit, and its
-        loss. It waits until all ranks have that commit (after one with `wait=False` it does not: a
-        crash may take the job back from it). Any rank may call it.
+        In a job, whose ranks commit at the same steps, it is the state of the next commit, and its
+        loss; between two loops, of the last one. It waits until all ranks have that commit. Any
+        rank may call it.
 
         Args:
             name: of the state.
             n: how many states of this call stay (those of other names of `best` are counted
                 apart).
             best: a figure, whose best n states stay (one, if n is not said). "loss" is what
-                `end_step(loss)` was given.
+                `run.log(loss=...)` was given in the step.
             value: of the figure; only for another one than the loss, or instead of it. nan is never
                 the best.
             mode: whether the lowest or the highest value is the best one.
             tier: of the store, by its name; None: a folder of its own, `<path>.kept`, made at the
                 first call. It lies on the same disk, or in the same memory, as the store.
 
-        Returns: the flush under way (`wait` waits until the state is durable in the tier); None: it
-            is none of the best, and nothing was done. Leaving the store's `with` waits for it.
+        Returns: between two loops the flush under way (`wait` waits until the state is durable in
+            the tier); None: in a step, or it is none of the best, and nothing was done. Leaving the
+            store's `with` waits for it.
 
-        Raises: TransactionError inside a transaction block; in a job, for a name or a value, where
-            the last step is not committed (`commit` ends it so); TierError, OSError: of the keep
+        Raises: TransactionError inside a transaction block; TierError, OSError: of the keep
             before, if nobody was told; PeerLostError, MixedStoresError, in a job; ValueError,
-            TypeError for arguments.
+            TypeError for arguments. In a step some of them are raised where it ends.
         """
         return self._keeper.keep(name, n, best, value, mode, tier)
 
@@ -318,11 +489,11 @@ class Run:
                 next time. With optimizers on slots, not once the next step has begun.
             to: a step, or the name that the state was given by `keep`.
 
-        Raises: NotKeptError, which lists what there is; MismatchError: the state is of another
-            model, optimizer or other pieces, or (ChangedError) of a time when the program gave
-            other settings; TransactionError inside a transaction block, or the store does not hold
-            the commit before the last;
-            StoreFullError, TierError, OSError. In every case store and program are at the last
+        Raises: RolledBackError, when it is done, as `rollback`; NotKeptError, which lists what
+            there is; MismatchError: the state is of another model, optimizer or other pieces, or
+            (ChangedError) of a time when the program gave other settings; TransactionError inside a
+            transaction block, or the store does not hold the commit before the last;
+            StoreFullError, TierError, OSError. But for the first, store and program are at the last
             commit.
         """
         if (to is None) == (steps is None) or steps not in (None, 1):
@@ -337,36 +508,6 @@ class Run:
         else:
             self._keeper.rewind(to)
 
-    def transaction(self, loss: float | torch.Tensor | None = None) -> RunTransaction:
-        """A transaction block that ends a step: it commits, as `commit` does, when it is left
-        normally, and rolls back when it raises: to the last commit, so steps that `end_step` left
-        pending go, too.
-
-        What was written since the last commit, before the block began, is part of the step too
-        (batch statistics of the forward pass, for example): it commits or rolls back with the
-        block. Transaction blocks nest; the outermost counts.
-
-            with run.transaction() as step:
-                ...
-                step.loss = loss
-
-        Durable when it was left: as after `commit`. Raises there what `commit` raises; then it was
-        rolled back.
-        """
-        self._steps.require()
-        return RunTransaction(self._steps, loss)
-
-    def validation(self) -> AbstractContextManager[None]:
-        """Around an evaluation between two steps: `with run.validation(): ...`.
-
-        Entering commits what is pending, so that a kill meanwhile takes no step back. The time is
-        not taken for that of a slow step. Ranks of a job commit at the same steps: there it commits
-        nothing, and all ranks or one may enter it.
-
-        Raises: TransactionError in the middle of a step; what a commit raises.
-        """
-        return self._steps.done.validation()
-
     def detach(self) -> None:
         """Ends the run: the optimizer's hooks are removed, and commit and batches raise.
 
@@ -375,39 +516,15 @@ class Run:
         self._steps.detach()
         self._loops.close()
 
-    # ---- data
 
-    def batches(self, epochs: int | None = 1, ahead: int | None = None) -> Iterator[Any]:
-        """The batches of the loader from where the run is, in the order in which they would have
-        come had it never stopped.
-
-        A batch counts as taken when the step that used it commits. After a resume or a roll back
-        the first batch is the one after the last that counts. Breaking out and calling again goes
-        on with the next batch. One loop at a time.
-
-        Args:
-            epochs: how many data epochs the run has in all, from its start; None: no end.
-            ahead: how many batches the program holds at a commit that it has not trained on: 1 for
-                Lightning and for a loop that takes the next batch before it trains on this one, 2
-                for most prefetchers to CUDA. A commit then stores the place of the batch that was
-                trained on, and those held come again after a resume. After a roll back the loop
-                has to be begun anew. None: it holds none; what looks otherwise raises. 0: it holds
-                none, however it looks.
-
-        Raises:
-            SystemExit: with status 0: the guard given to attach was told to stop, and the last
-                step is committed.
-            AttachError: no loader was given to attach.
-            RuntimeError: in a loop, once another loop has begun or the run was detached.
-            ValueError: the loader gave no batch in a whole data epoch; ahead is negative; epochs is
-                1 and that data epoch has come to its end in an earlier loop.
-            LookaheadError: the program holds other batches than `ahead` says. `commit` and
-                `transaction` raise it too, and commit nothing.
-        """
-        self._steps.require()
-        if ahead is not None and ahead < 0:
-            raise ValueError(f"ahead={ahead}: how many batches the program holds, 0 or more")
-        loader = self._steps.pieces.loader
-        if loader is None:
-            raise AttachError("the run has no loader: give it to attach(..., loader=...)")
-        return self._loops.batches(loader.source, epochs, ahead)
+def _options(every: int, ahead: int | None, device: Any, limit: int | None) -> Options:
+    """Raises: TypeError, ValueError."""
+    check_count(every, "every", 1)
+    check_count(ahead, "ahead", 0, (None,))
+    check_count(limit, "batches", 1, (None,))
+    if ahead and (every > 1 or device is not None):
+        raise ValueError(
+            f"ahead={ahead}: the program holds batches and makes each step by hand, so that every= "
+            "and device= say nothing: leave them out"
+        )
+    return Options(every, ahead, device, limit)

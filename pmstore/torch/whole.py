@@ -15,7 +15,7 @@ def refuse_wrapped(name: str, optimizer: Optimizer) -> None:
 
     Raises: AttachError: it is one.
     """
-    for attribute, inner in _held(optimizer):
+    for attribute, inner in inner_optimizers(optimizer):
         if inner is optimizer:
             continue
         own = type(optimizer).__qualname__
@@ -27,7 +27,7 @@ def refuse_wrapped(name: str, optimizer: Optimizer) -> None:
         )
 
 
-def _held(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
+def inner_optimizers(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
     """Optimizers that are attributes of it, or in a collection that is one."""
     for attribute, value in vars(optimizer).items():
         if isinstance(value, Optimizer):

@@ -1,5 +1,6 @@
 """A plug-in of pytest for Accelerate's own tests, which stay as they are: each model and optimizer
-that they prepare is attached to a store, and each `save_state` commits before Accelerate saves.
+that they prepare is attached to a store, a step reaches from one `save_state` to the next, and each
+of these commits before Accelerate saves.
 
 They load what they saved into other models, so weights are written too: `register` is not used.
 """
@@ -7,6 +8,8 @@ They load what they saved into other models, so weights are written too: `regist
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -30,8 +33,19 @@ def prepare(self: Accelerator, *given: Any, **rest: Any) -> Any:
         store = pmstore.open(f"{_folder.name}/{len(attached)}.pm", size="2MiB")
         run = pmstore.torch.attach(store, model=models[0], optimizer=optimizers[0])
         attached.append((store, run))
-        self.register_save_state_pre_hook(lambda *_: run.commit())
-        self.register_load_state_pre_hook(lambda *_: run.rollback())
+        step = ExitStack()
+
+        def between(change: Callable[[], None]) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                step.close()
+                change()
+                step.enter_context(run.next_step())
+
+            return hook
+
+        step.enter_context(run.next_step())
+        self.register_save_state_pre_hook(between(run.commit))
+        self.register_load_state_pre_hook(between(run.rollback))
     return prepared
 
 

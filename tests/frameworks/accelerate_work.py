@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import pmstore
 import pmstore.torch
 from pmstore.integrations.accelerate import register
+from pmstore.scheduler import EveryN
 from pmstore.torch import AttachError
 
 Ack = Callable[[int], None]
@@ -64,13 +65,14 @@ class Loop:
             model, optimizer, loader, schedule
         )
 
-    def attach(self, store: pmstore.Store) -> pmstore.torch.Run:
+    def attach(self, store: pmstore.Store, **given: Any) -> pmstore.torch.Run:
         return pmstore.torch.attach(
             store,
             model=self.model,
             optimizer=self.optimizer,
             lr_scheduler=self.schedule,
             loader=self.loader,
+            **given,
         )
 
     def step(self, batch: Any) -> bool:
@@ -109,7 +111,6 @@ def kept(ack: Ack, folder: str, seedable: bool, workers: int, kill_at_step: int 
             ends.append(loop.step(batch))
             if run.step == kill_at_step:
                 os.kill(os.getpid(), signal.SIGKILL)
-            run.commit()
         told = [bool(end) for end in ends]
     loop.found(folder, told)
 
@@ -120,7 +121,7 @@ def hooks(ack: Ack, folder: str) -> None:
     loop = Loop(True)
     state = f"{folder}/state"
     with pmstore.open(f"{folder}/run.pm", size="4MiB") as store:
-        run = loop.attach(store)
+        run = loop.attach(store, policy=EveryN(100))
         with pytest.raises(AttachError, match="not saved with"):
             os.mkdir(f"{folder}/empty")
             registered = register(loop.accelerator, run)
@@ -131,13 +132,13 @@ def hooks(ack: Ack, folder: str) -> None:
         for _ in range(4):
             loop.step(next(batches))
         loop.accelerator.save_state(state)  # ends the step
-        assert (run.step, run.committed) == (1, 1)
+        assert (run.step, run.committed) == (4, 4)
         names = set(os.listdir(state))
         assert "pmstore.json" in names
         assert "optimizer.bin" in names  # Accelerate's own
         assert not any("model" in name for name in names)
         loop.accelerator.save_state(state)  # nothing is left to commit
-        assert run.step == 1
+        assert run.step == 4
         saved = [one.detach().clone() for one in loop.model.parameters()]
         for _ in range(3):
             loop.step(next(batches))
@@ -146,7 +147,7 @@ def hooks(ack: Ack, folder: str) -> None:
         assert all(map(torch.equal, saved, loop.model.parameters()))
         loop.step(next(batches))
         run.commit()
-        with pytest.raises(AttachError, match=r"of step 1 .* last commit is step 2"):
+        with pytest.raises(AttachError, match=r"of step 4 .* last commit is step 5"):
             loop.accelerator.load_state(state)
         registered.remove()
         loop.accelerator.save_state(state)
@@ -200,8 +201,7 @@ def amid_accumulation(ack: Ack, folder: str) -> None:
                     os._exit(0)
                 for batch in run.batches():
                     loop.step(batch)
-                    run.commit()
-                    if run.step == 2:
+                    if run.committed == 2:
                         os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -214,4 +214,4 @@ def the_example(ack: Ack, folder: str) -> None:
     accelerate_loop.train(folder, 1)
     accelerate_loop.train(folder, 1)
     with pmstore.open(f"{folder}/accelerate.pm", mode="r") as store:
-        assert store["run/progress"][0] == 40
+        assert store["run/progress"][0] == 20

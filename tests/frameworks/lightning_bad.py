@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import warnings
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from lightning_work import DATA, Net, Pair, loader
 
 import pmstore
 from pmstore.integrations.lightning import PmstoreCallback, PmstoreCheckpointIO
-from pmstore.scheduler import EveryN
+from pmstore.scheduler import EveryN, PreemptionGuard
 from pmstore.torch import ChangedError, MismatchError
 
 
@@ -176,30 +177,38 @@ def ends(path: str) -> None:
 
 
 def ended_amid(path: str) -> None:
-    """By an exit and by Ctrl-C in a hook: on a disk what the policy left pending is committed, if
-    nothing of the next step was written."""
+    """An exit of any status and Ctrl-C in a hook take back to the last commit; a notice of the
+    guard, and SIGTERM, end a step."""
 
     class Ends(L.Callback):
-        def __init__(self, error: BaseException) -> None:
-            self.error = error
+        def __init__(self, end: Callable[[], None]) -> None:
+            self.end = end
 
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == 5:
-                raise self.error
+                self.end()
 
-    def trainer(*callbacks: Any) -> L.Trainer:
-        kept = PmstoreCallback(path, max_loss=1e3, options={"domain": "file"})
-        return trainer_of(*callbacks, kept)
+    def raises(error: BaseException) -> Callable[[], None]:
+        def end() -> None:
+            raise error
 
-    for error in (SystemExit(3), KeyboardInterrupt()):
+        return end
+
+    def committed(path: str, end: Callable[[], None], **given: Any) -> int:
+        kept = PmstoreCallback(path, policy=EveryN(3), opening={"domain": "file"}, **given)
         with pytest.raises(SystemExit):
-            trainer(Ends(error)).fit(Net(), loader(DATA))
+            trainer_of(Ends(end), kept).fit(Net(), loader(DATA))
+        assert kept.store is None
         with pmstore.open(path) as store:
-            assert store["run/progress"][0] == 5
-        path += "2"
+            return int(store["run/progress"][0])
+
+    guard = PreemptionGuard()
+    assert committed(path + "1", raises(SystemExit(0))) == 3
+    assert committed(path + "2", raises(KeyboardInterrupt())) == 3
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning ignores it from then on
-    path = path[:-1]
-    again = trainer()
+    assert committed(path + "3", lambda: os.kill(os.getpid(), signal.SIGTERM)) == 6
+    assert committed(path + "4", guard.notify, guard=guard) == 6
+    again = trainer_of(PmstoreCallback(path + "4", policy=EveryN(3), opening={"domain": "file"}))
     again.fit(Net(), loader(DATA))
     assert again.global_step == 8
 
@@ -219,8 +228,8 @@ def tiers_and_policy(path: str) -> None:
     callback = PmstoreCallback(path, policy=EveryN(3), tiers={"disk": path + ".tier"})
     trainer = fit(callback, callbacks=[Looks(), callback])
     assert trainer.global_step == 8
-    # (`keep` commits what is finished)
-    assert committed[:6] == [(0, 0), (1, 0), (2, 0), (3, 3), (4, 3), (5, 4)]
+    # (`keep` acts where its step ends, and commits it)
+    assert committed[:6] == [(0, 0), (1, 0), (2, 0), (3, 3), (4, 3), (5, 5)]
     with pmstore.open(path) as store:
         weights = store["run/model/net.0.weight"].clone()
         store.flush("disk", wait=True)
@@ -232,8 +241,6 @@ def tiers_and_policy(path: str) -> None:
     assert torch.equal(again.lightning_module.net[0].weight, weights)
     with pytest.raises(ValueError, match="nowhere"):
         fit(PmstoreCallback(path + "3", tiers=["nowhere"]))
-    with pytest.raises(TypeError, match="max_loss"):
-        fit(PmstoreCallback(path + "4", policy=EveryN(3), max_loss=1.0))
 
 
 def goes_on(path: str) -> None:

@@ -35,6 +35,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pmstore.integrations.lightning import PmstoreCallback, PmstoreCheckpointIO
 from pmstore.testing import kill_at_primitive
+from pmstore.torch import Job
 
 for name in ("lightning.pytorch", "lightning.fabric"):
     logging.getLogger(name).setLevel(logging.ERROR)
@@ -375,7 +376,8 @@ def run_ranks(
                 os.environ.update(
                     MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank)
                 )
-                run(ack, which, store, kill if rank == dies else ("", 0), {"timeout": 60}, rank)
+                settings = {"job": Job(timeout=60)}
+                run(ack, which, store, kill if rank == dies else ("", 0), settings, rank)
                 code = 0
             except BaseException:
                 traceback.print_exc()

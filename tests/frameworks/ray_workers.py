@@ -45,7 +45,7 @@ def worker(config: dict[str, Any]) -> None:
         upload = upload_fn(run, "shared")
         empty = marker / "empty"
         empty.mkdir()
-        for step in range(began, STEPS):
+        for step in run.steps(STEPS):
             x = torch.full((3, 4), step / STEPS + rank)
             model(x).square().mean().backward()
             optimizer.step()

@@ -245,11 +245,11 @@ def test_other_settings(path: Path) -> None:
         told = str(raised.value)
         assert "alpha: stored 0.0001, given 0.5" in told
         assert "random_state: stored 0, given 1" in told
-        assert "changed=['alpha', 'random_state']" in told
+        assert "accept=['alpha', 'random_state']" in told
         assert not hasattr(given, "_pmstore")
         with pytest.raises(ValueError, match=r"no settings of .*: no such"):
-            persist(given, store, changed=["no such"])
-        persist(given, store, changed=["alpha", "random_state"])
+            persist(given, store, accept=["no such"])
+        persist(given, store, accept=["alpha", "random_state"])
         assert (given.alpha, given.random_state) == (0.5, 1)
     with pmstore.open(path) as store:
         persist(SGDClassifier(random_state=1, alpha=0.5), store)

@@ -1,5 +1,5 @@
-"""torchdata's StatefulDataLoader as `loader=` and as `stateful=`, with and without workers; what is
-not kept is told."""
+"""torchdata's StatefulDataLoader as `loader=`, with and without workers; what cannot be kept is
+refused."""
 
 from __future__ import annotations
 
@@ -81,45 +81,32 @@ MADE: dict[str, Callable[[int], Any]] = {
 }
 
 
-def train(path: Path, make: Callable[[], Any], way: str, most: int | None) -> bytes:
-    """Until so many steps are done, and then it is killed by the caller."""
+def train(path: Path, make: Callable[[], Any], most: int | None) -> bytes:
+    """Until so many steps are done, and then it is killed."""
     torch.manual_seed(1)
-    made, model = make(), torch.nn.Linear(3, 1)
+    made, net = make(), torch.nn.Linear(3, 1)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.3), net)
     optimizer = torch.optim.AdamW(model.parameters())
     with pmstore.open(path) as store:
-        pieces = {"loader": made} if way == "loader" else {"stateful": {"data": made}}
-        run = pt.attach(store, model=model, optimizer=optimizer, **pieces)
+        run = pt.attach(store, model=model, optimizer=optimizer, loader=made)
         seen = store.list("seen")
-
-        def step(batch: Any, epoch: int) -> None:
-            nonlocal most
+        for number, batch in enumerate(run.batches(epochs=EPOCHS), 1):
             seen.append(batch.tolist())
             model(batch).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if most is not None:
-                most -= 1
-                if most == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            store["epoch"] = epoch
             run.commit()
-
-        if way == "loader":
-            for batch in run.batches(epochs=EPOCHS):
-                step(batch, 0)
-        else:
-            for epoch in range(store.get("epoch", 0), EPOCHS):
-                for batch in made:
-                    step(batch, epoch)
-        return repr(list(seen)).encode() + model.weight.detach().numpy().tobytes()
+            if number == most:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return repr(list(seen)).encode() + net.weight.detach().numpy().tobytes()
 
 
-def in_child(path: Path, make: Callable[[], Any], way: str, most: int) -> bool:
+def in_child(path: Path, make: Callable[[], Any], most: int) -> bool:
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            train(path, make, way, most)
+            train(path, make, most)
             code = 0
         finally:
             os._exit(code)
@@ -129,17 +116,16 @@ def in_child(path: Path, make: Callable[[], Any], way: str, most: int) -> bool:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("way", ["loader", "stateful"])
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.filterwarnings("ignore")
-def test_killed_in_mid_epoch(shm: Path, kind: str, way: str, workers: int) -> None:
+def test_killed_in_mid_epoch(shm: Path, kind: str, workers: int) -> None:
     def make() -> Any:
         return MADE[kind](workers)
 
-    expected = train(shm / "whole.pm", make, way, None)
+    expected = train(shm / "whole.pm", make, None)
     for most in (3, 4, 1):  # the third life dies in its first step
-        assert not in_child(shm / "killed.pm", make, way, most)
-    assert train(shm / "killed.pm", make, way, None) == expected
+        assert not in_child(shm / "killed.pm", make, most)
+    assert train(shm / "killed.pm", make, None) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -148,5 +134,13 @@ def test_data_without_a_state_are_refused(shm: Path, workers: int) -> None:
         return torch.utils.data.DataLoader(Silent(), batch_size=4, num_workers=workers)
 
     with pytest.raises(pt.AttachError, match=r"Silent has no state_dict\(\).*a plain"):
-        train(shm / "refused.pm", lambda: loader(Silent(), num_workers=workers), "loader", None)
-    train(shm / "plain.pm", plain, "loader", None)
+        train(shm / "refused.pm", lambda: loader(Silent(), num_workers=workers), None)
+    train(shm / "plain.pm", plain, None)
+
+
+def test_a_loader_is_no_stateful(shm: Path) -> None:
+    with (
+        pmstore.open(shm / "run.pm") as store,
+        pytest.raises(pt.AttachError, match=r"'data'.* StatefulDataLoader.*give it as loader="),
+    ):
+        pt.attach(store, model=torch.nn.Linear(3, 1), stateful={"data": loader(Pairs())})

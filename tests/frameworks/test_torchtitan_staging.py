@@ -53,9 +53,10 @@ def test_a_state_dict_taken_anew_is_staged_as_it_is(path: Path, kind: str) -> No
         held = model.state_dict()  # a program that keeps one
         stale, staged, expected = 0, None, None
         for step in range(6):
-            model(torch.full((2, 3), float(step)) + torch.eye(2, 3)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            with run.next_step():
+                model(torch.full((2, 3), float(step)) + torch.eye(2, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
             run.commit()
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             assert bits(staged) == expected  # of the step before, while this one was done

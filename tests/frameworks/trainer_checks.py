@@ -22,15 +22,17 @@ from transformers import TrainerCallback
 
 import pmstore
 from pmstore.integrations.transformers import PmstoreTrainerCallback
-from pmstore.torch import AttachError, ChangedError
+from pmstore.scheduler import EveryN, PreemptionGuard
+from pmstore.torch import AttachError, ChangedError, Job
 
 Ack = Callable[[int], None]
+SMALL = {"size": "8MiB"}
 SHORT: dict[str, Any] = {"max_steps": 5, "logging_steps": 2}
 
 
 def begun(folder: str, **more: Any) -> Any:
     """A trainer with a callback, and what it resumes from."""
-    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), size="8MiB")
+    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), opening=SMALL)
     trainer = make(SHORT, Path(folder), [callback], **more)
     return trainer, callback
 
@@ -82,12 +84,12 @@ def changed_settings(ack: Ack, folder: str) -> None:
         with pytest.raises((ChangedError, AttachError), match=told):
             trainer.train(resume_from_checkpoint=callback.folder())
         assert callback.store is None
-    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), changed=["max_steps"])
+    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), accept=["max_steps"])
     trainer = make(SHORT, Path(folder), [callback], max_steps=8)
     trainer.train(resume_from_checkpoint=callback.folder())
     assert trainer.state.global_step == 8
     with pytest.raises(AttachError, match="none of the settings"):
-        callback = PmstoreTrainerCallback(Path(folder, "run.pm"), changed=["speed"])
+        callback = PmstoreTrainerCallback(Path(folder, "run.pm"), accept=["speed"])
         trainer = make(SHORT, Path(folder), [callback], max_steps=8)
         trainer.train(resume_from_checkpoint=callback.folder())
 
@@ -100,7 +102,7 @@ def shorter() -> list[Any]:
 
 def given_wrongly(ack: Ack, folder: str) -> None:
     torch.set_num_threads(1)
-    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), size="8MiB")
+    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), opening=SMALL)
     with pytest.raises(AttachError, match="no Trainer"):
         callback.folder()
     with pytest.raises(AttachError, match="no Trainer"):
@@ -109,7 +111,7 @@ def given_wrongly(ack: Ack, folder: str) -> None:
         make(SHORT, Path(folder), [callback, callback])
     with pytest.raises(AttachError, match="given twice"):
         make(SHORT, Path(folder), [callback])
-    two = [PmstoreTrainerCallback(Path(folder, f"{name}.pm"), size="8MiB") for name in "ab"]
+    two = [PmstoreTrainerCallback(Path(folder, f"{name}.pm"), opening=SMALL) for name in "ab"]
     trainer = make(SHORT, Path(folder), list(two))
     with pytest.raises(AttachError, match="two PmstoreTrainerCallbacks"):
         trainer.train()
@@ -162,7 +164,7 @@ def exports(ack: Ack, folder: str) -> None:
         child = os.fork()
         if child == 0:
             torch.set_num_threads(1)
-            callback = PmstoreTrainerCallback(place / "run.pm", size="8MiB")
+            callback = PmstoreTrainerCallback(place / "run.pm", opening=SMALL)
             make({"logging_steps": 1}, place, [callback, Kill(at)]).train()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
         callback = PmstoreTrainerCallback(place / "run.pm")
@@ -204,7 +206,7 @@ def an_exception_of_one_that_is_gone(ack: Ack, folder: str) -> None:
     torch.set_num_threads(1)
 
     def train(*others: TrainerCallback) -> int:
-        callback = PmstoreTrainerCallback(Path(folder, "run.pm"), size="8MiB")
+        callback = PmstoreTrainerCallback(Path(folder, "run.pm"), opening=SMALL)
         trainer = make({**SHORT, "model": Plain}, Path(folder), [callback, *others])
         trainer.train(resume_from_checkpoint=callback.folder())
         return int(trainer.state.global_step)
@@ -226,7 +228,7 @@ class Stop(TrainerCallback):
             raise self.error
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        control.should_training_stop |= state.global_step == 3
+        control.should_training_stop |= state.global_step == 3 and self.error is None
 
 
 def goes_on_after_its_end(ack: Ack, folder: str) -> None:
@@ -234,30 +236,30 @@ def goes_on_after_its_end(ack: Ack, folder: str) -> None:
     torch.set_num_threads(1)
 
     def trained(name: str, steps: int, *others: TrainerCallback, **given: Any) -> Any:
-        callback = PmstoreTrainerCallback(Path(folder, name), size="8MiB", **given)
+        callback = PmstoreTrainerCallback(Path(folder, name), opening=SMALL, **given)
         trainer = make(SHORT, Path(folder), [callback, *others], max_steps=steps)
         trainer.train(resume_from_checkpoint=callback.folder())
         return trainer
 
     assert trained("long.pm", 5).state.global_step == 5
-    assert trained("long.pm", 9, changed=["max_steps"]).state.global_step == 9
+    assert trained("long.pm", 9, accept=["max_steps"]).state.global_step == 9
     assert trained("stopped.pm", 9, Stop()).state.global_step == 3
     with pytest.warns(RuntimeWarning, match="had ended at step 3 of 9"):
         assert trained("stopped.pm", 9).state.global_step == 3
-    further = trained("stopped.pm", 9, changed=["should_training_stop"])
+    further = trained("stopped.pm", 9, accept=["should_training_stop"])
     whole = trained("whole.pm", 9)
     for name in ("model", "optimizer", "steps", "scheduler", "flos"):
         assert found(further, 0.0)[name] == found(whole, 0.0)[name], name
 
 
 def ended_by_an_error(ack: Ack, folder: str) -> None:
-    """On a disk, what the policy left pending is committed at the program's end."""
+    """Taken back to the last commit, whatever ends the program."""
     path = Path(folder, "run.pm")
     for number, error in enumerate((SystemExit(3), KeyboardInterrupt())):
         child = os.fork()
         if child == 0:
             torch.set_num_threads(1)
-            kept = PmstoreTrainerCallback(path, size="8MiB", domain="file", max_loss=1e3)
+            kept = PmstoreTrainerCallback(path, policy=EveryN(2), opening=SMALL)
             trainer = make({**SHORT, "model": Plain}, Path(folder), [kept, Stop(error)])
             try:
                 trainer.train(resume_from_checkpoint=kept.folder())
@@ -266,7 +268,33 @@ def ended_by_an_error(ack: Ack, folder: str) -> None:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         with pmstore.open(path) as store:
-            assert store["run/progress"][0] == 3, number
+            assert store["run/progress"][0] == 2, number
+
+
+class Notify(TrainerCallback):
+    def __init__(self, guard: PreemptionGuard) -> None:
+        self.guard = guard
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.guard.notify()
+
+
+def told_to_stop(ack: Ack, folder: str) -> None:
+    """The step under way is kept, with its evaluation; the program ends with status 0."""
+    torch.set_num_threads(1)
+    guard = PreemptionGuard()
+    kept = PmstoreTrainerCallback(
+        Path(folder, "run.pm"), policy=EveryN(9), guard=guard, opening=SMALL
+    )
+    evaluates = {"eval_strategy": "steps", "eval_steps": 3}
+    trainer = make(SHORT, Path(folder), [kept, Notify(guard)], **evaluates)
+    with pytest.raises(SystemExit) as end:
+        trainer.train(resume_from_checkpoint=kept.folder())
+    assert not end.value.code
+    kept.close()
+    with pmstore.open(Path(folder, "run.pm"), "r") as store:
+        assert store["run/progress"][0] == 3
+        assert any("eval_loss" in line for line in store["trainer/log"])
 
 
 def losses(ack: Ack, folder: str) -> None:
@@ -278,7 +306,7 @@ def losses(ack: Ack, folder: str) -> None:
         def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             found.append(callback.run.metrics().get("loss"))
 
-    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), size="8MiB")
+    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), opening=SMALL)
     more = {"logging_steps": 1, "gradient_accumulation_steps": 2}
     trainer = make({**SHORT, **more}, Path(folder), [callback, Looks()])
     trainer.train(resume_from_checkpoint=callback.folder())
@@ -321,7 +349,8 @@ def pair(folder: Path, name: str, callback: bool, *killers: tuple[int, TrainerCa
                 places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
                 os.environ.update({key: str(value) for key, value in places.items()})
                 os.environ["MASTER_ADDR"] = "127.0.0.1"
-                kept = PmstoreTrainerCallback(folder / "run.pm", size="8MiB", timeout=60)
+                job = Job(timeout=60)
+                kept = PmstoreTrainerCallback(folder / "run.pm", opening=SMALL, job=job)
                 callbacks = [one for of, one in killers if of == rank]
                 callbacks += [kept] if callback else []
                 trainer = make(RANKS, folder, callbacks)

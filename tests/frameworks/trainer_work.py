@@ -275,7 +275,8 @@ def train(ack: Callable[[int], None], case: str, folder: str, kill_at_step: int 
     """One process's life: goes on where the store is."""
     torch.set_num_threads(1)
     policy = CASES[case].get("policy")
-    callback = PmstoreTrainerCallback(Path(folder, "run.pm"), policy=policy, size="8MiB")
+    path = Path(folder, "run.pm")
+    callback = PmstoreTrainerCallback(path, policy=policy, opening={"size": "8MiB"})
     callbacks = [callback, Acknowledge(ack, callback), Kill(kill_at_step)]
     trainer = make(case, Path(folder), callbacks)
     loss = trainer.train(resume_from_checkpoint=callback.folder()).training_loss

@@ -152,8 +152,8 @@ def plain(home: Path, life: Life) -> None:
             optimizer.step()
             schedule.step()
             metric.add(loss)
+            run.log(loss=loss)
             life.trained(loss.item())
-            run.end_step(loss)
         own = {"noise": torch.rand(3, generator=noise), **at_end(shuffle)}
         life.end(
             state(
@@ -192,8 +192,8 @@ def several(home: Path, life: Life) -> None:
                 optimizer.step()
             for parameter in both.parameters():
                 parameter.grad.mul_(0.5)  # type: ignore[union-attr]
+            run.log(loss=loss)
             life.trained(loss.item())
-            run.end_step(loss)
         life.end(state(both, *optimizers.values(), step=run.step, own=at_end(shuffle)))
 
 
@@ -219,8 +219,8 @@ def slots(home: Path, life: Life) -> None:
             loss.backward()
             for optimizer in optimizers.values():
                 optimizer.step()
+            run.log(loss=loss)
             life.trained(loss.item())
-            run.end_step(loss)
         life.end(state(both, *optimizers.values(), step=run.step, own=at_end(shuffle)))
 
 
@@ -265,8 +265,8 @@ def _one_model(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            run.log(loss=loss)
             life.trained(loss.item())
-            run.end_step(loss)
         life.end(state(model, optimizer, step=run.step, own=at_end(shuffle)))
 
 

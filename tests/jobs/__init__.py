@@ -18,7 +18,7 @@ To add a job, write a function into `training.py`, as a user would write the pro
             run = pmstore.torch.attach(store, model=model, ..., **JOB)
             for x, y in run.batches(epochs=3):
                 ...
-                run.end_step(loss)
+                run.log(loss=loss)
             return {"model": model, "optimizer": optimizer}
 
 It has to end with the same bits whenever it is run.

@@ -23,7 +23,7 @@ import pmstore
 import pmstore.torch
 import pmstore.torch.optim
 from pmstore.scheduler import EveryN, EverySeconds, PreemptionGuard
-from pmstore.torch import program
+from pmstore.torch import Job, program
 
 CASES: dict[str, Callable[[Rank], object]] = {}
 
@@ -40,6 +40,7 @@ class Rank:
     timeout: float
     run: Any = None
     """What attach returned last."""
+    _committed: int = 0
 
     @property
     def path(self) -> Path:
@@ -66,15 +67,14 @@ class Rank:
         """Trains a model of its own until so many steps are committed. Nothing but pmstore knows of
         the other ranks.
 
-        each: is called at the end of each step: False: it is not committed. seconds: that a step
-            takes at least.
+        each: is called at the end of each step: False: it has ended the step, or taken it back.
+            seconds: that a step takes at least.
         """
         torch.manual_seed(40 + self.number)
         net = mlp() if model is None else model
         made = (optimizer or (lambda ps: torch.optim.AdamW(ps, 1e-2)))(net.parameters())
-        given = {"process_group": "world", "timeout": self.timeout, **attach}
-        if given["process_group"] is None:  # no job
-            given = {name: one for name, one in attach.items() if name != "process_group"}
+        group = attach.pop("process_group", "world")
+        given = attach if group is None else {"job": Job(group, self.timeout), **attach}
         with pmstore.open(self.path, domain="process") as store:
             run = self.run = pmstore.torch.attach(
                 store, model=net, optimizer=made, loader=batches(), **given
@@ -83,16 +83,27 @@ class Rank:
             if run.step >= until:
                 return
             for x, y in run.batches(epochs=None):
+                self._note_committed()
                 loss = nn.functional.mse_loss(net(x), y)
                 made.zero_grad()
                 loss.backward()
                 made.step()
                 time.sleep(seconds)
-                if each(run.step) is not False:
-                    run.end_step(loss)
-                    self.note(f"committed {run.step}")
-                if run.step >= until:
+                ended = each(run.step) is False
+                if not ended:
+                    run.log(loss=loss)
+                    if run.step + 1 == until:
+                        run.end_step()
+                        break
+                elif run.step >= until:
                     break
+        self.note(f"committed {run.step}")
+
+    def _note_committed(self) -> None:
+        """What the ends of steps have committed."""
+        if self.run.committed > self._committed:
+            self._committed = self.run.committed
+            self.note(f"committed {self._committed}")
 
 
 def attempt(case: str, folder: str, timeout: float) -> None:
@@ -197,7 +208,8 @@ def no_group(rank: Rank) -> None:
 
 @case
 def bad_timeout(rank: Rank) -> None:
-    rank.train(8, timeout=-1)
+    rank.timeout = -1
+    rank.train(8)
 
 
 # ---- ranks that are not alike
@@ -285,15 +297,17 @@ def rollback_at_one(rank: Rank) -> None:
 
 
 @case
-def commit_skipped_at_one(rank: Rank) -> None:
-    tried: set[int] = set()
+def commits_at_one(rank: Rank) -> None:
+    """One rank asks for a commit, whose steps the policy would leave pending."""
 
-    def each(step: int) -> bool:
-        skipped = step == 4 and not rank.first() and step not in tried
-        tried.add(step)
-        return not skipped
+    def each(step: int) -> bool | None:
+        if step % 3 or not rank.first():
+            return None
+        rank.run.commit()
+        return False
 
-    rank.train(12, each=each)
+    rank.train(12, each=each, policy=EveryN(100))
+    assert rank.run.stats().commits > 4
 
 
 @case

@@ -14,7 +14,6 @@ import pickle
 import random
 import sys
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -138,31 +137,24 @@ def _digest(piece: Any) -> str:
 
 
 def _note_commits(life: RankLife, run: Any) -> None:
-    """A step is noted when its commit has returned; without waiting, when the next one has."""
-    under_way: list[int] = []
+    """A step is noted when its commit has returned, or is known to be over."""
+    noted: list[int] = []
+    really = run.commit
 
-    def noting(really: Callable[..., bool | None]) -> Callable[..., bool | None]:
-        def end(loss: Any = None, **options: Any) -> bool | None:
-            agree = options.get("agree", False)
-            answer = really(loss, **options)
-            committed = answer is not False  # run.commit says nothing: it always does
-            landed = [*under_way]
-            under_way.clear()
-            if committed and options.get("wait", True):
-                landed.append(run.step)
-            elif committed:
-                under_way.append(run.step)
-            for step in landed:
-                life.note("committed", step)
-            if committed and agree:
-                life.acknowledge(run.step)
-            if run.agreed_step is not None:
-                life.note("agreed", run.agreed_step)
-            return answer
+    def tell(values: dict[str, float], step: int) -> None:
+        if run.committed not in noted:
+            noted.append(run.committed)
+            life.note("committed", run.committed)
+        if run.agreed_step is not None:
+            life.note("agreed", run.agreed_step)
 
-        return end
+    def commit(*, agree: bool = False) -> None:
+        really(agree=agree)
+        if agree:
+            life.acknowledge(run.step)
 
-    run.commit, run.end_step = noting(run.commit), noting(run.end_step)
+    run.log_to(tell, name="notes")
+    run.commit = commit
 
 
 def main() -> None:

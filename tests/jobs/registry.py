@@ -9,7 +9,9 @@ from typing import Any
 
 from programs.registry import State, with_moments
 
-JOB: dict[str, Any] = {"process_group": "world", "timeout": 20}
+import pmstore.torch
+
+JOB: dict[str, Any] = {"job": pmstore.torch.Job("world", 20)}
 """What each program gives attach."""
 
 

@@ -78,11 +78,22 @@ class Ranks:
 
 
 class JobServer:
-    """Also a context manager, which ends the server and with it all ranks."""
+    """Also a context manager, which ends the server and with it all ranks.
 
-    def __init__(self) -> None:
+    package: whose modules have the functions of ranks; those named are imported before the forks.
+    """
+
+    def __init__(
+        self, package: str = __package__, modules: Sequence[str] = ("life", "bad")
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__package__}.server import serve; serve()"],
+            [
+                sys.executable,
+                "-c",
+                f"from {__package__}.server import serve; serve()",
+                package,
+                *modules,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -114,7 +125,7 @@ class JobServer:
         namespaces: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Ranks:
-        """`module:function` of this package in one process a rank, as started by hand: with RANK,
+        """`module:function` of the package in one process a rank, as started by hand: with RANK,
         WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
         arguments: by rank. folder: gets `stderr{rank}`. namespaces: files of network namespaces, by
@@ -155,8 +166,9 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a rank prints is no answer
     # the first optimizer imports torch._dynamo: here once, before the forks
-    for module in (f"{__package__}.life", f"{__package__}.bad", "torch._dynamo"):
-        importlib.import_module(module)
+    _, package, *modules = sys.argv
+    for name in (*(f"{package}.{module}" for module in modules), "torch._dynamo"):
+        importlib.import_module(name)
     for line in sys.stdin:
         request = json.loads(line)
         answers.write(json.dumps(_start(request) if request["op"] == "start" else _poll(request)))
@@ -200,7 +212,7 @@ def _rank(rank: int, arguments: list[Any], request: dict[str, Any]) -> None:
                 raise OSError(ctypes.get_errno(), "setns")
         os.environ.update(request["environment"], RANK=str(rank), LOCAL_RANK=str(rank))
         module, _, name = request["function"].partition(":")
-        function = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+        function = getattr(importlib.import_module(f"{sys.argv[1]}.{module}"), name)
         function(*arguments)
         code = 0
     except BaseException:

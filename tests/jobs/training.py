@@ -58,15 +58,15 @@ def data_parallel(folder: str, kind: str) -> State:
     with pmstore.open(f"{folder}/run{rank}.pm") as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader, **JOB)
         losses = store.list("losses")
-        for epoch in range(run.data_epoch, 3):
+        for epoch in run.epochs(3):
             sampler.set_epoch(epoch)
-            for x, y in run.batches(epochs=epoch + 1):
+            for x, y in epoch:
                 loss = mse(model(x), y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-                run.commit(loss)
+                run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -89,15 +89,15 @@ def fully_sharded(folder: str, kind: str) -> State:
     with pmstore.open(f"{folder}/run{rank}.pm") as store:
         run = pmstore.torch.attach(store, model=net, optimizer=optimizer, loader=loader, **JOB)
         losses = store.list("losses")
-        for epoch in range(run.data_epoch, 3):
+        for epoch in run.epochs(3):
             sampler.set_epoch(epoch)
-            for x, y in run.batches(epochs=epoch + 1):
+            for x, y in epoch:
                 loss = mse(net(x), y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-                run.commit(loss)
+                run.log(loss=loss)
         return {"model": net, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -114,8 +114,8 @@ def accumulation(folder: str, kind: str) -> State:
         )
         model = ddp(net)
         losses = store.list("losses")
-        for x, y in run.batches(epochs=3 if dist.get_world_size() == 2 else 4):
-            if run.batch % 3 < 2:
+        for x, y in run.batches(epochs=3 if dist.get_world_size() == 2 else 4, every=3):
+            if not run.last_in_step:
                 with model.no_sync():
                     (mse(model(x), y) / 3).backward()
                 continue
@@ -125,7 +125,7 @@ def accumulation(folder: str, kind: str) -> State:
             optimizer.zero_grad()
             schedule.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": net, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -146,7 +146,7 @@ def every_seventh(folder: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.end_step(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -158,7 +158,12 @@ def at_most(folder: str, kind: str) -> State:
     optimizer = OPTIMIZERS[kind](model.parameters())
     with pmstore.open(f"{folder}/run{rank}.pm") as store:
         run = pmstore.torch.attach(
-            store, model=model, optimizer=optimizer, loader=loader, max_loss=0.02, **JOB
+            store,
+            model=model,
+            optimizer=optimizer,
+            loader=loader,
+            policy=Auto(max_loss=0.02),
+            **JOB,
         )
         losses = store.list("losses")
         for x, y in run.batches(epochs=5):
@@ -167,7 +172,7 @@ def at_most(folder: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.end_step(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -188,7 +193,7 @@ def learning(folder: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.end_step(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -207,9 +212,7 @@ def mirrored(folder: str, kind: str) -> State:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            run.commit(loss, wait=False)
-        if run.pending is not None:
-            run.pending.wait()
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer}
 
 
@@ -220,18 +223,21 @@ def local_sgd(folder: str, kind: str) -> State:
     model = mine()
     optimizer = OPTIMIZERS[kind](model.parameters())
     with pmstore.open(f"{folder}/run{rank}.pm") as store:
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader, **JOB)
+        run = pmstore.torch.attach(
+            store, model=model, optimizer=optimizer, loader=loader, policy=EveryN(1000), **JOB
+        )
         for x, y in run.batches(epochs=4):
             loss = mse(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            run.log(loss=loss)
             if run.batch % 4 == 3:
                 with torch.no_grad():
                     for parameter in model.parameters():
                         dist.all_reduce(parameter)
                         parameter /= dist.get_world_size()
-                run.commit(loss)
+                run.commit()
         return {"model": model, "optimizer": optimizer}
 
 
@@ -248,7 +254,9 @@ def agreeing(folder: str, kind: str) -> State:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            run.commit(loss, agree=run.step % 5 == 4)
+            run.log(loss=loss)
+            if run.step % 5 == 4:
+                run.commit(agree=True)
         return {"model": model, "optimizer": optimizer}
 
 
@@ -268,7 +276,7 @@ def apart(folder: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -291,7 +299,7 @@ def taken_back(folder: str, kind: str) -> State:
                 tried.add(run.step)
                 run.rollback()
                 continue
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -316,7 +324,7 @@ def stoppable(folder: str, kind: str) -> State:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            run.end_step(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer}
 
 
@@ -333,5 +341,5 @@ def alone(folder: str) -> State:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer}

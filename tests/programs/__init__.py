@@ -21,7 +21,7 @@ To add one, write a function into one of the files here, as a user would write t
             for x, y in run.batches(epochs=3):
                 ...
                 losses.append(loss.item())
-                run.commit(loss)
+                run.log(loss=loss)
             return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 20 to 60 steps, less than a second, everything seeded (the default generators are, by the harness).
@@ -29,6 +29,6 @@ The harness puts a *moment* before each statement of the function, at which it c
 so what makes up a step is written there, and not in a helper. `@program("a", "b")` makes two
 variants, whose names are the second argument. `plain="why"` says why plain torch gives another
 result; `stops=` leaves out kinds of stops that the program itself cannot bear; `quick=True` puts it
-into the short choice. A program that a stop finds mended is finished by its next life: a `break`
-in the middle of a step must leave nothing behind.
+into the short choice. A `break` in the middle of a step says nothing of the step: the program ends
+with `UnfinishedStepError`, and its next life does the step again.
 """

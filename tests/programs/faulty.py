@@ -25,7 +25,7 @@ def forgetful(path: str) -> State:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model}
 
 

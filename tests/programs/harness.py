@@ -176,12 +176,12 @@ class _Examination:
         if not life.fired:
             self._ended(life)
             return False
-        # A SIGTERM in a callback whose errors Python ignores is lost; a guard ends a step and the
-        # loop: both end as if nothing had been.
         right = {
-            "term": ("exit 0", "exit None", "ended"),
+            # one in a callback whose errors Python ignores is lost
+            "term": ("exit 0", "ended"),
             "raise": ("raised Boom", "raised KeyboardInterrupt"),
-            "break": ("ended",),
+            # out of a step, that is, or of a loop that is none of the run's
+            "break": ("raised UnfinishedStepError", "raised TransactionError", "ended"),
         }
         if life.end not in right[deed]:
             raise _Broken(f"{life.end or 'killed'}: {life.said}")

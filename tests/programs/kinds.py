@@ -53,7 +53,7 @@ def diffusion(path: str) -> State:
                         x = x + 0.05 * torch.randn_like(x)
                 drawn.append(x.tolist())
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"net": net, "mean": mean, "o": optimizer, "l": list(losses), "d": list(drawn)}
 
 
@@ -95,7 +95,7 @@ def mixture_of_experts(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -131,7 +131,7 @@ def actor_critic(path: str) -> State:
         )
         poles = Poles(store.require("states", (8, 2), "float32"), store.require("ages", (8,), "i8"))
         rewards = store.list("rewards")
-        while run.step < 25:
+        for _ in run.steps(25):
             logs, values, gains = [], [], []
             for _ in range(4):
                 seen = torch.from_numpy(poles.states.copy())
@@ -148,7 +148,6 @@ def actor_critic(path: str) -> State:
             act.step()
             judge.step()
             rewards.append(returns[0].mean().item())
-            run.commit()
         kept = [poles.states.copy(), poles.ages.copy()]
         networks = {"actor": actor, "critic": critic, "act": act, "judge": judge}
         return {**networks, "poles": kept, "rewards": list(rewards)}
@@ -196,7 +195,7 @@ def contrastive(path: str) -> State:
             optimizer.step()
             model.enqueue(keys)
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -235,7 +234,7 @@ def adversarial(path: str) -> State:
                 for one in slower:
                     one.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         networks = {"maker": maker, "critic": critic, "make": make, "judge": judge}
         return {**networks, "slower": slower, "losses": list(losses)}
 
@@ -258,7 +257,7 @@ def meta_learning(path: str) -> State:
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
         losses = store.list("losses")
-        while run.step < 30:
+        for _ in run.steps(30):
             x, phase = torch.rand(5, 10, 1) * 4 - 2, torch.rand(5, 1, 1) * 3
             weights = dict(model.named_parameters())
             loss = vmap(adapted, (None, 0))(weights, (x, torch.sin(x + phase))).mean()
@@ -266,7 +265,7 @@ def meta_learning(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -306,7 +305,7 @@ def masked_autoencoder(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -339,15 +338,15 @@ def curriculum(path: str) -> State:
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=Stages())
         losses = store.list("losses")
-        for stage in range(run.data_epoch, 4):
-            data.stage = stage
-            for x, y in run.batches(epochs=stage + 1):
+        for stage in run.epochs(4):
+            data.stage = int(stage)
+            for x, y in stage:
                 loss = mse(model(x), y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 losses.append((len(x), loss.item()))
-                run.commit(loss)
+                run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -371,5 +370,5 @@ def quantization_aware(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}

@@ -81,7 +81,7 @@ def sampler(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -99,13 +99,13 @@ def batch_sampler(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
 @program(quick=True)
 def distributed_epochs(path: str) -> State:
-    """One loop for the epochs, one for the batches, as with several ranks; a schedule by epochs."""
+    """An order by epochs, as with several ranks, and a schedule by epochs."""
     model = mlp()
     order = tud.distributed.DistributedSampler(numbers(), num_replicas=2, rank=1, seed=3)
     loader = batches(sampler=order)
@@ -116,17 +116,16 @@ def distributed_epochs(path: str) -> State:
             store, model=model, optimizer=optimizer, loader=loader, lr_scheduler=schedule
         )
         losses = store.list("losses")
-        for epoch in range(run.data_epoch, 6):
+        for epoch in run.epochs(6):
             order.set_epoch(epoch)
-            for x, y in run.batches(epochs=epoch + 1):
+            for x, y in epoch:
                 loss = mse(model(x), y)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                if run.batch == len(loader) - 1:
-                    schedule.step()
                 losses.append((loss.item(), optimizer.param_groups[0]["lr"]))
-                run.commit(loss)
+                run.log(loss=loss)
+            schedule.step()
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -155,7 +154,7 @@ def stream(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -193,7 +192,7 @@ def workers(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -217,7 +216,7 @@ def collated(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -248,7 +247,7 @@ def no_loader_class(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -264,14 +263,14 @@ def no_loader(path: str) -> State:
             store, model=model, optimizer=optimizer, stateful={"drawn": drawn}
         )
         losses = store.list("losses")
-        for _ in range(run.step, 40):
+        for _ in run.steps(40):
             chosen = torch.randint(0, 120, (10,), generator=drawn)
             loss = mse(model(x[chosen] + 0.01 * torch.randn(10, 10)), y[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         state = drawn.get_state()
         return {"model": model, "optimizer": optimizer, "drawn": state, "losses": list(losses)}
 
@@ -288,7 +287,7 @@ def own_generators(path: str) -> State:
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful=given)
         losses = store.list("losses")
-        while run.step < 30:
+        for _ in run.steps(30):
             chosen = torch.from_numpy(first.permutation(120)[:10])
             noise = torch.randn(10, 10, generator=fourth) * float(second.normal())
             loss = mse(model(x[chosen] + 0.01 * noise), y[chosen]) * third.uniform(0.9, 1.1)
@@ -296,7 +295,7 @@ def own_generators(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         drawn = [first.random(), second.rand(), third.random(), fourth.get_state()]
         return {"model": model, "optimizer": optimizer, "losses": list(losses), "drawn": drawn}
 
@@ -376,7 +375,7 @@ def generators(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -394,7 +393,7 @@ def generators_of_workers(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -416,10 +415,11 @@ def prefetched(path: str) -> State:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
         losses = store.list("losses")
         for x, y in ahead(run.batches(epochs=3, ahead=1)):
-            loss = mse(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            run.commit(loss)
+            with run.next_step():
+                loss = mse(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}

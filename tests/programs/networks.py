@@ -57,7 +57,7 @@ def resnet(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -93,7 +93,7 @@ def recurrent(path: str, kind: str) -> State:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -118,7 +118,7 @@ def carried_state(path: str) -> State:
             carried[0] = state[0].detach()
             carried[1] = state[1].detach()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         kept = carried.clone()
         return {"model": model, "optimizer": optimizer, "c": kept, "losses": list(losses)}
 
@@ -172,7 +172,7 @@ def language(path: str, kind: str) -> State:
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -208,7 +208,7 @@ def autoencoder(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append((loss.item(), divergence.item()))
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -233,7 +233,7 @@ def parametrized(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -255,7 +255,7 @@ def pruned(path: str) -> State:
                 size = model[0].weight_orig.abs().masked_fill(model[0].weight_mask == 0, 9.0)
                 model[0].weight_mask.view(-1)[size.view(-1).topk(10, largest=False).indices] = 0
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -279,7 +279,7 @@ def embeddings(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -298,7 +298,7 @@ def compiled(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -319,7 +319,7 @@ def lazy(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -345,7 +345,7 @@ def multi_task(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append((first.item(), second.item()))
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -370,7 +370,7 @@ def distillation(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -387,7 +387,7 @@ def graph(path: str) -> State:
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
         losses = store.list("losses")
-        while run.step < 40:
+        for _ in run.steps(40):
             hidden = torch.relu(torch.sparse.mm(edges, model[0](nodes)))
             hidden = nn.functional.dropout(hidden, 0.3)
             loss = cross_entropy(torch.sparse.mm(edges, model[1](hidden)), labels)
@@ -395,5 +395,5 @@ def graph(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}

@@ -38,7 +38,7 @@ def quickstart(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -71,7 +71,7 @@ def optimizer(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -96,7 +96,7 @@ def native_optimizer(path: str, kind: str) -> State:
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -118,7 +118,7 @@ def lbfgs(path: str) -> State:
 
             loss = optimizer.step(closure)
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -157,7 +157,7 @@ def schedule(path: str, kind: str) -> State:
             optimizer.step()
             schedule.step()
             losses.append([loss.item(), schedule.get_last_lr()[0]])
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "s": schedule, "losses": list(losses)}
 
 
@@ -185,7 +185,7 @@ def plateau(path: str) -> State:
                 model.train()
                 schedule.step(missed)
                 seen.append((missed, optimizer.param_groups[0]["lr"]))
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "s": schedule, "seen": list(seen)}
 
 
@@ -201,24 +201,23 @@ def accumulation(path: str) -> State:
         )
         losses = store.list("losses")
         total = 0.0
-        for x, y in run.batches(epochs=3):
+        for x, y in run.batches(epochs=3, every=3):
             loss = mse(model(x), y) / 3
             loss.backward()
             total += loss.item()
-            if run.batch % 3 < 2:
-                continue
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-            losses.append(total)
-            total = 0.0
-            run.commit(loss)
+            if run.last_in_step:
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+                losses.append(total)
+                run.log(loss=total)
+                total = 0.0
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
 @program()
-def accumulation_committed(path: str) -> State:
-    """Every batch is committed, in the middle of the step too: the gradients are kept."""
+def accumulation_over_steps(path: str) -> State:
+    """Every batch is a step of the run, whose gradients the next ones go on with."""
     model, loader = mlp(), batches(size=5)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     with pmstore.open(path) as store:
@@ -231,7 +230,7 @@ def accumulation_committed(path: str) -> State:
                 optimizer.step()
                 optimizer.zero_grad()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -251,7 +250,7 @@ def clipping(path: str, kind: str) -> State:
             else:
                 nn.utils.clip_grad_value_(model.parameters(), 0.05)
             optimizer.step()
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "norms": list(norms)}
 
 
@@ -279,7 +278,7 @@ def mixed_precision(path: str, kind: str) -> State:
                 scaler.step(optimizer)
             scaler.update()
             losses.append((loss.item(), scaler.get_scale()))
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "sc": scaler, "losses": list(losses)}
 
 
@@ -308,28 +307,28 @@ def param_groups(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
 @program()
-def transactions(path: str) -> State:
-    """Each step is a block, with blocks in it."""
-    model, loader = mlp(), batches()
+def by_hand(path: str) -> State:
+    """Each step is a block, and the batches are drawn in it."""
+    model, data = mlp(), numbers()[:]
     optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
     with pmstore.open(path) as store:
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
-        losses, seen = store.list("losses"), store.require("seen", (3,), "int64")
-        for x, y in run.batches(epochs=3):
-            with run.transaction() as step:
-                loss = mse(model(x), y)
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
+        losses, seen = store.list("losses"), store.require("seen", (120,), "int64")
+        while len(losses) < 36:
+            with run.next_step():
+                chosen = torch.randint(0, 120, (10,))
+                loss = mse(model(data[0][chosen]), data[1][chosen])
                 optimizer.zero_grad()
                 loss.backward()
-                with run.transaction():
-                    optimizer.step()
-                    seen[run.data_epoch] += len(x)
+                optimizer.step()
+                np.add.at(seen, chosen.numpy(), 1)
                 losses.append(loss.item())
-                step.loss = loss.item()
+                run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses), "n": seen.copy()}
 
 
@@ -341,7 +340,7 @@ def policy(path: str, kind: str) -> State:
     rule = {
         "every-n": {"policy": EveryN(4)},
         "auto": {"policy": Auto()},
-        "bounded": {"max_loss": 0.01},
+        "bounded": {"policy": Auto(max_loss=0.01)},
     }[kind]
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader, **rule)
@@ -353,7 +352,7 @@ def policy(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.end_step(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -363,7 +362,9 @@ def nan_guard(path: str) -> State:
     model, loader = mlp(), batches()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pmstore.open(path) as store:
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=loader)
+        run = pmstore.torch.attach(
+            store, model=model, optimizer=optimizer, loader=loader, policy=None
+        )
         losses, rate = store.list("losses"), 0.1
         for x, y in run.batches(epochs=3):
             loss = mse(model(x), y)
@@ -380,7 +381,7 @@ def nan_guard(path: str) -> State:
                 rate = 0.05
                 continue
             rate = 0.1
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -403,7 +404,7 @@ def label_smoothing(path: str) -> State:
             loss.backward()
             optimizer.step()
             right[run.step] = (out.argmax(1) == y).float().mean().item()
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "right": right.copy()}
 
 
@@ -423,5 +424,5 @@ def preemption(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}

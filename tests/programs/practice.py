@@ -14,6 +14,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 import pmstore
 import pmstore.torch
+from pmstore.scheduler import EveryN
 
 from .data import batches, classes, mlp, numbers
 from .registry import State, program
@@ -56,7 +57,7 @@ def average_beside(path: str) -> State:
             optimizer.step()
             average.update()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "o": optimizer, "average": average.kept, "losses": list(losses)}
 
 
@@ -76,19 +77,19 @@ def averaged_in_the_end(path: str) -> State:
             loader=batches(),
         )
         losses = store.list("losses")
-        for x, y in run.batches(epochs=4):
-            loss = mse(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if run.data_epoch >= 2:
-                average.update_parameters(model)
-                schedule.step()
-            losses.append(loss.item())
-            run.commit(loss)
-        if run.step == 48:
-            update_bn(numbers()[:][0].split(20), average)
-            run.commit()
+        for epoch in run.epochs(4):
+            for x, y in epoch:
+                loss = mse(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if epoch >= 2:
+                    average.update_parameters(model)
+                    schedule.step()
+                losses.append(loss.item())
+                run.log(loss=loss)
+            if epoch == 3:
+                update_bn(numbers()[:][0].split(20), average)
         return {"model": model, "average": average, "o": optimizer, "losses": list(losses)}
 
 
@@ -117,7 +118,7 @@ def evaluated(path: str) -> State:
                 if right >= max(scores, default=0):
                     best[:] = nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
                 scores.append(right)
-            run.commit(loss)
+            run.log(loss=loss)
         told = {"best": best.copy(), "scores": list(scores), "losses": list(losses)}
         return {"model": model, "optimizer": optimizer, **told}
 
@@ -156,15 +157,15 @@ def early_stop(path: str) -> State:
         )
         losses = store.list("losses")
         for x, y in run.batches(epochs=None):
-            if patience.done():
-                break
             loss = mse(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             patience.see(loss.item())
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
+            if patience.done():
+                run.stop()
         return {"model": model, "o": optimizer, "p": patience, "losses": list(losses)}
 
 
@@ -208,7 +209,7 @@ def metrics(path: str) -> State:
             if run.batch == 11:
                 shares.append(confusion.counts.diagonal().sum().item() / confusion.seen)
                 confusion.load_state_dict(Confusion().state_dict())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "o": optimizer, "c": confusion, "shares": list(shares)}
 
 
@@ -229,7 +230,7 @@ def unfrozen(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -254,7 +255,7 @@ def group_added(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -280,15 +281,13 @@ def private_gradients(path: str) -> State:
                 one.grad = (total + 0.1 * torch.randn_like(one)) / len(x)
             optimizer.step()
             norms.append(sizes.mean().item())
-            run.commit()
         return {"model": model, "optimizer": optimizer, "norms": list(norms)}
 
 
-@program(quick=True, stops=("kill", "term", "raise"))
+@program(quick=True)
 def experience(path: str) -> State:
     """Q-learning on a line of nine places: a ring of experience in the store's arrays, a target
-    network, and Python's generator for the moves. (A `break` in the middle of the moves, before the
-    step begins, is an orderly end, which commits them; a run's transaction block would not.)"""
+    network, and Python's generator for the moves."""
     online, target = mlp(9, 2), mlp(9, 2)
     target.load_state_dict(online.state_dict())
     optimizer = torch.optim.RMSprop(online.parameters(), 1e-2)
@@ -300,7 +299,7 @@ def experience(path: str) -> State:
         ring = store.require("ring", (64, 4), "int64")
         counts = store.require("counts", (2,), "int64")  # moves, and the place
         losses = store.list("losses")
-        while run.step < 40:
+        for _ in run.steps(40):
             for _ in range(8):
                 moves, place = (int(number) for number in counts)
                 online.eval()
@@ -322,19 +321,19 @@ def experience(path: str) -> State:
             if run.step % 10 == 9:
                 target.load_state_dict(online.state_dict())
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         kept = {"ring": ring.copy(), "counts": counts.copy(), "losses": list(losses)}
         return {"online": online, "target": target, "optimizer": optimizer, **kept}
 
 
-@program("later", "mirrored")
-def commit(path: str, kind: str) -> State:
-    """Commits that are not waited for; tensors that stay where they are, and are copied."""
+@program()
+def mirrored(path: str) -> State:
+    """Tensors that stay where they are, and are copied while the next step goes on."""
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(
-            store, model=model, optimizer=optimizer, loader=batches(), mirror=kind == "mirrored"
+            store, model=model, optimizer=optimizer, loader=batches(), mirror=True
         )
         losses = store.list("losses")
         for x, y in run.batches(epochs=3):
@@ -343,7 +342,7 @@ def commit(path: str, kind: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss, wait=False)
+            run.log(loss=loss)
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -353,7 +352,9 @@ def commit_seldom(path: str) -> State:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     with pmstore.open(path) as store:
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, loader=batches())
+        run = pmstore.torch.attach(
+            store, model=model, optimizer=optimizer, loader=batches(), policy=EveryN(1000)
+        )
         losses = store.list("losses")
         for x, y in run.batches(epochs=4):
             loss = mse(model(x), y)
@@ -361,8 +362,9 @@ def commit_seldom(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+            run.log(loss=loss)
             if run.batch % 4 == 3:
-                run.commit(loss)
+                run.commit()
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
 
@@ -380,14 +382,15 @@ def two_runs(path: str) -> State:
         losses = store.list("losses")
         while runs[1].step < 20:
             turn = 0 if runs[0].step == runs[1].step else 1
-            with torch.no_grad():
-                other = models[1 - turn](x)
-            loss = mse(models[turn](x), y) + 0.1 * mse(models[turn](x), other)
-            optimizers[turn].zero_grad()
-            loss.backward()
-            optimizers[turn].step()
-            losses.append(loss.item())
-            runs[turn].commit(loss)
+            with runs[turn].next_step():
+                with torch.no_grad():
+                    other = models[1 - turn](x)
+                loss = mse(models[turn](x), y) + 0.1 * mse(models[turn](x), other)
+                optimizers[turn].zero_grad()
+                loss.backward()
+                optimizers[turn].step()
+                losses.append(loss.item())
+            runs[turn].commit()
         return {"models": models, "optimizers": optimizers, "losses": list(losses)}
 
 
@@ -415,5 +418,5 @@ def stepped_in_backward(path: str) -> State:
             loss = mse(model(x), y)
             loss.backward()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
         return {"model": model, "optimizers": optimizers, "losses": list(losses)}

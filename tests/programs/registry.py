@@ -98,9 +98,9 @@ def with_moments(function: Callable[..., State]) -> Callable[..., State]:
 
 @dataclass(frozen=True)
 class _Place:
-    """loop: it is in a loop. block: in a transaction block; a `break` out of it would commit what
-    was done so far, and mean it. breaks: a `break` may stand there. begun: after other statements
-    of the loop, and not after a step's end."""
+    """loop: it is in a loop. block: in a transaction block, or a step by hand; a `break` out of it
+    would say that what was done so far is complete, and mean it. breaks: a `break` may stand there.
+    begun: after other statements of the loop, and not after a step's end."""
 
     loop: bool = False
     block: bool = False
@@ -124,7 +124,7 @@ def _body(statements: list[ast.stmt], place: _Place) -> list[ast.stmt]:
 def _inside(statement: ast.stmt, place: _Place) -> None:
     if isinstance(statement, (ast.For, ast.While)):
         place = replace(place, loop=True, breaks=not place.block)
-    elif isinstance(statement, ast.With) and "transaction" in ast.unparse(statement.items[0]):
+    elif isinstance(statement, ast.With) and _is_block(statement):
         place = replace(place, block=True, breaks=False)
     elif isinstance(statement, ast.FunctionDef):
         place = replace(place, loop=True, breaks=False)  # it is called in steps
@@ -140,8 +140,14 @@ def _inside(statement: ast.stmt, place: _Place) -> None:
 
 
 def _ends_a_step(statement: ast.stmt) -> bool:
-    text = ast.unparse(statement)
-    return ".commit(" in text or (isinstance(statement, ast.With) and "transaction(" in text)
+    if isinstance(statement, ast.With):
+        return _is_block(statement)
+    return ".commit(" in ast.unparse(statement)
+
+
+def _is_block(statement: ast.With) -> bool:
+    what = ast.unparse(statement.items[0])
+    return "transaction(" in what or "next_step(" in what
 
 
 def _moment(statement: ast.stmt, place: _Place) -> ast.stmt:

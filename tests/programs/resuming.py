@@ -54,16 +54,13 @@ def phases(path: str, kind: str) -> State:
     """Three phases, each with a program that is a little different: it is attached again."""
     with pmstore.open(path) as store:
         losses = store.list("losses")
-        for number in range(store.get("phase", 0), 3):
+        for number in range(min(store.get("phase", 0), 2), 3):
             torch.manual_seed(number)
             given = phase_of(kind, number)
-            store["phase"] = number  # committed by attach, or with the first step
             run = pmstore.torch.attach(store, **given, resume=CHOICES[kind])
             model, optimizer = given["model"], given["optimizer"]
             schedule = given.get("lr_scheduler")
-            for x, y in run.batches(epochs=None):
-                if run.step >= 14 * (number + 1):
-                    break
+            for x, y in run.batches(epochs=None if store.get("phase", 0) <= number else 0):
                 if kind == "layers":
                     seen = model["trunk"](x)
                     for one in range(number):
@@ -77,7 +74,11 @@ def phases(path: str, kind: str) -> State:
                 if schedule is not None:
                     schedule.step()
                 losses.append((loss.item(), optimizer.param_groups[0]["lr"], len(x)))
-                run.commit(loss)
+                run.log(loss=loss)
+                if run.step == 14 * number + 13:
+                    store["phase"] = number + 1
+                    run.commit()
+                    break
             run.detach()
         return {"model": model, "optimizer": optimizer, "losses": list(losses)}
 
@@ -106,7 +107,7 @@ def kept(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
             run.keep(best="loss")
         told = {"again": store["again"] if run.step == 36 else 0.0, "losses": list(losses)}
         return {"model": model, "optimizer": optimizer, **told}
@@ -127,7 +128,8 @@ def held(path: str) -> State:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            run.commit(loss)
+            run.log(loss=loss)
+            run.commit()
             if run.step % 5 == 0 and run.step not in tried:
                 tried.add(run.step)
                 run.rewind(steps=1)

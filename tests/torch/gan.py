@@ -52,6 +52,7 @@ class Gan:
             optimizer={"g": self.of_g, "d": self.of_d},
             lr_scheduler=self.schedulers,
             mirror=self.mirror,
+            policy=None,
         )
 
     def step(self, number: int) -> None:
@@ -71,9 +72,8 @@ class Gan:
 
     def train(self, store: pmstore.Store, until: int) -> None:
         run = self.attach(store)
-        while run.step < until:
-            self.step(run.step)
-            run.commit()
+        for number in run.steps(until):
+            self.step(number)
         run.detach()
 
     def state(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,8 @@ def test_lazily_made_optimizer_state_lands_in_the_heap(store: pmstore.Store) -> 
     optimizer = torch.optim.AdamW(model.parameters())
     run = attach(store, model=model, optimizer=optimizer)
     assert list(store["run/optimizer"]) == ["rest", "groups", "layout"]
-    one_step(model, optimizer)
+    with run.next_step():
+        one_step(model, optimizer)
     for index, parameter in enumerate(model.parameters()):
         for key in ("step", "exp_avg", "exp_avg_sq"):
             assert in_heap(
@@ -66,7 +68,8 @@ def test_lazily_made_optimizer_state_lands_in_the_heap(store: pmstore.Store) -> 
             )
     run.commit()
     held = optimizer.state[model[0].weight]["exp_avg"]
-    one_step(model, optimizer)
+    with run.next_step():
+        one_step(model, optimizer)
     run.commit()
     assert optimizer.state[model[0].weight]["exp_avg"] is held
     assert float(store["run/optimizer/state/0.step"]) == 2
@@ -77,7 +80,7 @@ def test_the_optimizer_declares_what_it_writes(store: pmstore.Store) -> None:
     model = nn.Linear(600, 600)
     optimizer = torch.optim.AdamW(model.parameters())
     run = attach(store, model=model, optimizer=optimizer)
-    for _ in range(3):
+    for _ in run.steps(3):
         optimizer.zero_grad()
         model(torch.randn(2, 600)).sum().backward()
         before = store.stats().faults
@@ -121,7 +124,7 @@ def test_tied_parameters_and_overlapping_buffers_stay_tied(path: Path) -> None:
         run = attach(store, model=model)
         assert model.out.weight is model.embed.weight
         assert "out.weight" not in store["run/model"]
-        with torch.no_grad():
+        with run.next_step(), torch.no_grad():
             model.embed.weight.fill_(3)
             model.part.fill_(7)
         assert model.whole.tolist() == [0, 0, 7, 7, 0, 0]
@@ -196,10 +199,33 @@ def test_parameters_outside_the_model(path: Path) -> None:
             run = attach(store, model=model, optimizer=optimizer)
             assert in_heap(store, "run/optimizer/parameters/2", alone.detach())
             assert alone.tolist() == [-0.5 * number] * 3
-            optimizer.zero_grad()
-            (alone.sum() + 0 * model.weight.sum()).backward()
-            optimizer.step()
-            run.commit()
+            with run.next_step():
+                optimizer.zero_grad()
+                (alone.sum() + 0 * model.weight.sum()).backward()
+                optimizer.step()
+
+
+def replace(
+    model: nn.Module, other: nn.Module, how: str, values: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Gives the model memory of its own, in a way that programs have. Returns the values that it
+    then has, by name."""
+    if how == "data":
+        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            ours.data = theirs.data.clone()
+        values = {name: values[name] for name, _ in model.named_parameters()}
+    elif how == "assign":
+        model.load_state_dict(other.state_dict(), assign=True)
+    elif how == "setattr":
+        model[0].weight = nn.Parameter(values["0.weight"].clone())
+        values = {"0.weight": values["0.weight"]}
+    elif how == "swap":
+        torch.utils.swap_tensors(model[0].weight, nn.Parameter(values["0.weight"].clone()))
+        values = {"0.weight": values["0.weight"]}
+    else:
+        model[0] = other[0]
+        values = {"0.weight": values["0.weight"]}
+    return values
 
 
 @pytest.mark.parametrize("how", ["data", "assign", "setattr", "module", "swap"])
@@ -207,25 +233,13 @@ def test_a_replaced_parameter_is_taken_back_in(store: pmstore.Store, how: str) -
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     run = attach(store, model=model, optimizer=optimizer)
-    one_step(model, optimizer)
+    with run.next_step():
+        one_step(model, optimizer)
     run.commit()
     other = mlp()
     wanted = {name: tensor.detach().clone() for name, tensor in other.state_dict().items()}
-    if how == "data":
-        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
-            ours.data = theirs.data.clone()
-        wanted = {name: wanted[name] for name, _ in model.named_parameters()}
-    elif how == "assign":
-        model.load_state_dict(other.state_dict(), assign=True)
-    elif how == "setattr":
-        model[0].weight = nn.Parameter(wanted["0.weight"].clone())
-        wanted = {"0.weight": wanted["0.weight"]}
-    elif how == "swap":
-        torch.utils.swap_tensors(model[0].weight, nn.Parameter(wanted["0.weight"].clone()))
-        wanted = {"0.weight": wanted["0.weight"]}
-    else:
-        model[0] = other[0]
-        wanted = {"0.weight": wanted["0.weight"]}
+    with run.next_step():
+        wanted = replace(model, other, how, wanted)
     run.commit()
     tensors = model.state_dict()
     for name, value in wanted.items():
@@ -233,7 +247,8 @@ def test_a_replaced_parameter_is_taken_back_in(store: pmstore.Store, how: str) -
         assert torch.equal(tensors[name], value)
     # And the optimizer goes on with the parameters that the model has now.
     before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    one_step(model, optimizer)
+    with run.next_step():
+        one_step(model, optimizer)
     run.commit()
     for name, tensor in model.named_parameters():
         assert not torch.equal(tensor, before[name]), name
@@ -247,16 +262,17 @@ def test_a_replacement_that_does_not_fit_is_an_error(store: pmstore.Store, how: 
     run = attach(store, model=model)
     first = "embed.weight" if how == "untied" else "0.weight"
     before = store[f"run/model/{first}"].clone()
-    if how == "shape":
-        model[0].weight.data = torch.zeros(5, 8)
-    elif how == "dtype":
-        model[0].weight.data = model[0].weight.data.double()
-    elif how == "extra":
-        model.register_buffer("more", torch.zeros(2))
-    elif how == "gone":
-        del model[4]
-    else:
-        model.out.weight = nn.Parameter(torch.zeros(5, 4))
+    with run.next_step():
+        if how == "shape":
+            model[0].weight.data = torch.zeros(5, 8)
+        elif how == "dtype":
+            model[0].weight.data = model[0].weight.data.double()
+        elif how == "extra":
+            model.register_buffer("more", torch.zeros(2))
+        elif how == "gone":
+            del model[4]
+        else:
+            model.out.weight = nn.Parameter(torch.zeros(5, 4))
     with pytest.raises(MismatchError):
         run.commit()
     assert run.step == 0
@@ -275,18 +291,19 @@ def test_a_reassigned_buffer_is_taken_in(store: pmstore.Store) -> None:
 
     model = Counting()
     run = attach(store, model=model)
-    for count in range(1, 4):
+    for number in run.steps(3):
         model()
         run.commit()
         assert in_heap(store, "run/model/seen", model.seen)
-        assert store["run/model/seen"].tolist() == [count, count]
+        assert store["run/model/seen"].tolist() == [number + 1, number + 1]
 
 
 def test_loading_an_optimizer_state_after_attach(store: pmstore.Store) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     run = attach(store, model=model, optimizer=optimizer)
-    one_step(model, optimizer)
+    with run.next_step():
+        one_step(model, optimizer)
     run.commit()
     saved = {
         "state": {
@@ -295,7 +312,8 @@ def test_loading_an_optimizer_state_after_attach(store: pmstore.Store) -> None:
         },
         "param_groups": [{**optimizer.state_dict()["param_groups"][0], "lr": 0.25}],
     }
-    optimizer.load_state_dict(saved)
+    with run.next_step():
+        optimizer.load_state_dict(saved)
     run.commit()
     assert in_heap(
         store, "run/optimizer/state/0.exp_avg", optimizer.state[model[0].weight]["exp_avg"]
@@ -310,13 +328,15 @@ def test_state_tensors_that_change_places(store: pmstore.Store) -> None:
     state = optimizer.state[model.weight]
     state["previous"], state["current"] = torch.full((2, 2), 1.0), torch.full((2, 2), 2.0)
     run = attach(store, model=model, optimizer=optimizer)
-    state["previous"], state["current"] = state["current"], state["previous"]
+    with run.next_step():
+        state["previous"], state["current"] = state["current"], state["previous"]
     run.commit()
     assert (float(state["previous"][0, 0]), float(state["current"][0, 0])) == (2, 1)
     assert in_heap(store, "run/optimizer/state/0.previous", state["previous"])
     assert in_heap(store, "run/optimizer/state/0.current", state["current"])
-    del state["previous"]
-    state["current"] = torch.zeros(7)
+    with run.next_step():
+        del state["previous"]
+        state["current"] = torch.zeros(7)
     run.commit()
     assert "0.previous" not in store["run/optimizer/state"]
     assert in_heap(store, "run/optimizer/state/0.current", state["current"])
@@ -330,14 +350,15 @@ def test_a_parameter_group_added_later(path: Path) -> None:
     with pmstore.open(path) as store:
         model, optimizer = program()
         run = attach(store, model=model, optimizer=optimizer)
-        one_step(model, optimizer)
+        with run.next_step():
+            one_step(model, optimizer)
         run.commit()
         optimizer.add_param_group({"params": list(model[4].parameters()), "lr": 0.5})
         run.rollback()
         assert len(optimizer.param_groups) == 1
-        optimizer.add_param_group({"params": list(model[4].parameters()), "lr": 0.5})
-        one_step(model, optimizer)
-        run.commit()
+        with run.next_step():
+            optimizer.add_param_group({"params": list(model[4].parameters()), "lr": 0.5})
+            one_step(model, optimizer)
     with pmstore.open(path) as store:
         model, optimizer = program()
         with pytest.raises(MismatchError, match="2 parameter groups are stored, 1 given"):
@@ -428,7 +449,8 @@ def test_another_device_is_refused(store: pmstore.Store) -> None:
     there."""
     model = nn.Linear(2, 2)
     run = attach(store, model=model)
-    model.weight = nn.Parameter(torch.zeros(2, 2, device="meta"))
+    with run.next_step():
+        model.weight = nn.Parameter(torch.zeros(2, 2, device="meta"))
     with pytest.raises(AttachError, match="meta"):
         run.commit()
     run.detach()
@@ -468,7 +490,8 @@ def test_attaching_twice(store: pmstore.Store, tmp_path: Path) -> None:
         attach(store, optimizer=optimizer, name="other")
     other = attach(store, model=mlp(), name="groups/other")
     assert other.step == 0
-    one_step(model, optimizer)
+    with run.next_step():
+        one_step(model, optimizer)
     run.commit()
     run.detach()
     run = attach(store, model=model, optimizer=optimizer)
@@ -497,7 +520,8 @@ def test_training_goes_on_after_the_store_is_closed(path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     with pmstore.open(path) as store:
         run = attach(store, model=model, optimizer=optimizer)
-        one_step(model, optimizer)
+        with run.next_step():
+            one_step(model, optimizer)
         run.commit()
     one_step(model, optimizer)
     assert (run.step, run.attached) == (1, False)
@@ -513,7 +537,7 @@ def test_training_goes_on_after_the_store_is_closed(path: Path) -> None:
 def test_a_detached_run(store: pmstore.Store) -> None:
     run = attach(store, model=mlp(), loader=[1, 2])
     run.detach()
-    for call in (run.commit, run.rollback, run.transaction, run.batches):
+    for call in (run.commit, run.rollback, run.next_step, run.batches, partial(run.epochs, 1)):
         with pytest.raises(AttachError, match="was detached"):
             call()
 
@@ -530,43 +554,46 @@ def test_a_policy_decides_and_steps_count(path: Path) -> None:
         run = attach(store, model=mlp(), policy=Policy(3))
         epoch = store.epoch
         steps = []
-        for number in range(7):
-            assert run.end_step(torch.tensor(float(number))) == (number % 3 == 2)
+        for number in run.steps(7):
             steps.append((run.step, run.committed))
-        assert steps == list(zip(range(1, 8), [0, 0, 3, 3, 3, 6, 6], strict=True))
-        assert store.epoch == epoch + 2
+            run.log(loss=torch.tensor(float(number)))
+        assert steps == list(zip(range(7), [0, 0, 0, 3, 3, 3, 6], strict=True))
+        assert store.epoch == epoch + 4  # the beginning and the end of the loop are two
         assert asked[:2] == [(1, 0.0), (2, 1.0)]
         assert run.stats().steps == 7
-        assert run.stats().commits == 2
-    with pmstore.open(path) as store:  # leaving the store's own block committed the seventh
+        assert run.stats().commits == 4
+    with pmstore.open(path) as store:
         assert attach(store, model=mlp(), policy=Policy(3)).step == 7
 
 
-def test_the_store_is_not_committed_in_the_middle_of_a_step(path: Path) -> None:
+def test_the_run_alone_commits_an_open_step(path: Path) -> None:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     with pmstore.open(path) as store:
         run = attach(store, model=model, optimizer=optimizer)
         store.commit()
-        one_step(model, optimizer)
-        for commit in (store.commit, store.transaction().__enter__):
-            with pytest.raises(pmstore.TransactionError, match=r"not ended by run\.end_step\(\)"):
-                commit()
+        for written in (False, True):
+            with run.next_step():
+                if written:
+                    one_step(model, optimizer)
+                for commit in (store.commit, store.transaction().__enter__):
+                    with pytest.raises(pmstore.TransactionError, match="only the run commits it"):
+                        commit()
         run.commit()
         store.commit()
         with (
-            pytest.raises(pmstore.TransactionError, match="the model was called in training mode"),
+            pytest.raises(pmstore.TransactionError, match=r"outside of a step.*run\.next_step"),
             store.transaction(),
-            pytest.raises(pmstore.TransactionError, match=r"use `with run\.transaction"),
         ):
             one_step(model, optimizer)
         run.rollback()
-        one_step(model, optimizer)
+        with run.next_step():
+            one_step(model, optimizer)
         run.rollback()
         store.commit()
     with pmstore.open(path) as store:
         model = mlp()
-        assert attach(store, model=model, optimizer=torch.optim.AdamW(model.parameters())).step == 1
+        assert attach(store, model=model, optimizer=torch.optim.AdamW(model.parameters())).step == 2
 
 
 def test_a_step_torn_by_detaching(path: Path) -> None:
@@ -574,8 +601,9 @@ def test_a_step_torn_by_detaching(path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     with pmstore.open(path) as store:
         run = attach(store, model=model, optimizer=optimizer)
-        one_step(model, optimizer)
-        run.detach()
+        with run.next_step():
+            one_step(model, optimizer)
+            run.detach()
     with (
         pmstore.open(path) as store,
         pytest.raises(TornStepError, match="in the middle of a training step"),
@@ -590,6 +618,8 @@ def test_the_store_rolled_back_behind_the_run(store: pmstore.Store) -> None:
     with pytest.raises(pmstore.TransactionError, match=r"call run\.rollback\(\) now"):
         run.commit()
     run.rollback()
+    with run.next_step():
+        pass
     run.commit()
     assert run.step == 1
 
@@ -597,7 +627,8 @@ def test_the_store_rolled_back_behind_the_run(store: pmstore.Store) -> None:
 def test_run_commit_commits_what_else_is_pending(path: Path) -> None:
     with pmstore.open(path) as store:
         run = attach(store, model=mlp())
-        store["mine"] = np.arange(3)
+        with run.next_step():
+            store["mine"] = np.arange(3)
         run.commit()
         store.rollback()
         assert store["mine"].tolist() == [0, 1, 2]

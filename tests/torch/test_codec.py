@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import pmstore
+from pmstore.objects.structure import join, split
 from pmstore.torch._state.part import Part, raw_bytes
-from pmstore.torch._state.values import join, split
 
 
 class Level(enum.IntEnum):
@@ -54,6 +54,20 @@ def test_a_state_comes_back(store: pmstore.Store, state: Any) -> None:
     back = Part(store, "part").read()
     assert same(back, state)
     assert type(back) is type(state)
+
+
+def test_tensors_that_require_gradients_come_back_so(store: pmstore.Store) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    part = Part(store, "part")
+    for factor in (1.0, 2.0, 3.0):
+        state = [weight.clone(), weight * factor, weight, torch.nn.Parameter(torch.ones(2), False)]
+        part.write(state)
+        back = part.read()
+        assert same(back, state)
+        assert [one.requires_grad for one in back] == [True, True, True, False]
+        assert all(one.is_leaf for one in back)
+    part.write([weight.detach()])
+    assert not part.read()[0].requires_grad
 
 
 def test_factories_and_subclasses_become_plain() -> None:

@@ -49,14 +49,15 @@ def test_a_job_of_one_rank_commits_and_goes_on(shm: Path) -> None:
             assert run.resumed == (life > 0)
             assert run.step == run.agreed_step == 3 * life
             for number in range(3):
-                step(model, optimizer)
-                store["note"] = number
+                with run.next_step():
+                    step(model, optimizer)
+                    store["note"] = number
                 run.commit(agree=number == 1)
                 if number == 1:
                     assert run.agreed_step == run.step
     with pmstore.open(shm / "run.pm", "r") as store:
         assert not store.info().in_doubt
-        assert [job.generation for job in store.info().jobs] == [14]  # 3 lives, 4 or 5 each
+        assert [job.generation for job in store.info().jobs] == [15]  # 3 lives, 5 each
         assert store["note"] == 2
 
 
@@ -64,7 +65,8 @@ def test_a_job_of_one_rank_commits_and_goes_on(shm: Path) -> None:
 def test_only_ends_of_steps_commit_and_nobody_goes_back_alone(shm: Path) -> None:
     with pmstore.open(shm / "run.pm", size="8MiB") as store:
         run, model, optimizer = attach(store, job=Job(timeout=20))
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit()
         store["more"] = 1
         with pytest.raises(pmstore.TransactionError, match=r"run\.commit\(\)"):
@@ -73,8 +75,6 @@ def test_only_ends_of_steps_commit_and_nobody_goes_back_alone(shm: Path) -> None
             run.rewind(steps=1)
         with pytest.raises(pmstore.TransactionError, match="process_group"):
             store.rewind()
-        with pytest.raises(ValueError, match="wait=False"):
-            run.commit(agree=True, wait=False)
         assert run.rollback() is None
         assert "more" not in store
 
@@ -83,12 +83,14 @@ def test_only_ends_of_steps_commit_and_nobody_goes_back_alone(shm: Path) -> None
 def test_a_run_is_attached_again_in_the_same_process(shm: Path) -> None:
     with pmstore.open(shm / "run.pm", size="8MiB") as store:
         run, model, optimizer = attach(store, process_group="world")
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit()
         run.detach()
         run, model, optimizer = attach(store, process_group="world")
         assert run.resumed
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit(agree=True)
     with pmstore.open(shm / "run.pm", "r") as store:
         assert store["run/progress"][0] == 2
@@ -98,7 +100,8 @@ def test_a_run_is_attached_again_in_the_same_process(shm: Path) -> None:
 def test_an_edited_program_is_fitted_in_the_generation_that_joins(shm: Path) -> None:
     with pmstore.open(shm / "run.pm", size="8MiB") as store:
         run, model, optimizer = attach(store, process_group="world")
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit()
     with pmstore.open(shm / "run.pm") as store:
         (before,) = store.info().jobs
@@ -117,7 +120,8 @@ def test_an_edited_program_is_fitted_in_the_generation_that_joins(shm: Path) -> 
         assert (optimizer.param_groups[0]["lr"], run.step) == (0.01, 1)
         assert store.epoch == epoch + 1  # one commit: what was fitted is of the new generation
         assert store.info().jobs[0].generation == before.generation + 1
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit()
 
 
@@ -128,7 +132,8 @@ def test_who_attaches_alone_leaves_the_job_and_is_told(shm: Path) -> None:
     with pmstore.open(shm / "run.pm") as store:
         with pytest.warns(RuntimeWarning, match="leaves the job"):
             run, model, optimizer = attach(store)
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit()
         assert run.agreed_step is None
     with pmstore.open(shm / "run.pm") as store:  # and begins one of its own
@@ -142,7 +147,8 @@ def test_a_store_in_doubt_is_not_attached_alone(shm: Path, tmp_path: Path) -> No
     try:
         store = pmstore.open(shm / "run.pm", size="8MiB")
         run, model, optimizer = attach(store, process_group="world")
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit()
         store.close()  # not left: nobody said that it is final
     finally:
@@ -159,14 +165,16 @@ def test_what_is_written_before_attach(shm: Path) -> None:
     store["config"] = {"lr": 0.1}
     store.add_tier("disk", str(shm / "tier"))
     run, model, optimizer = attach(store, process_group="world", tiers=["disk"])
-    step(model, optimizer)
+    with run.next_step():
+        step(model, optimizer)
     run.commit()
     store.close()  # as a crash
     with pmstore.open(shm / "run.pm") as store:
         store["config"] = {"lr": 0.1}  # as it was
         store.add_tier("disk", str(shm / "tier"))
         run, model, optimizer = attach(store, process_group="world", tiers=["disk"])
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit()
     store = pmstore.open(shm / "run.pm")
     run, _, _ = attach(store, process_group="world", tiers=["disk"])
@@ -189,7 +197,7 @@ def test_a_group_that_is_never_made(shm: Path, monkeypatch: pytest.MonkeyPatch) 
     try:
         with pmstore.open(shm / "run.pm", size="8MiB") as store:
             with pytest.raises(pmstore.PeerLostError, match=r"come to attach\(\) within 0.2"):
-                attach(store, process_group="world", timeout=0.2)
+                attach(store, job=Job(timeout=0.2))
             assert list(store) == []
     finally:
         over.set()
@@ -210,13 +218,13 @@ def test_what_is_no_job(shm: Path) -> None:
     with pmstore.open(shm / "run.pm", size="8MiB") as store:
         for given, error, match in (
             ({"process_group": "all"}, TypeError, "'world', or a group"),
-            ({"process_group": "world", "timeout": 0}, ValueError, "above 0"),
-            ({"process_group": "world", "timeout": "5"}, TypeError, "seconds"),
-            ({"timeout": 5.0}, TypeError, "process_group"),
             ({"job": "world"}, TypeError, "Job"),
-            ({"job": Job(), "process_group": "world"}, TypeError, "job=, or process_group="),
+            ({"job": Job(), "process_group": "world"}, TypeError, "process_group=, or job="),
             ({"process_group": "world"}, pmstore.torch.AttachError, "init_process_group"),
         ):
             with pytest.raises(error, match=match):
                 attach(store, **given)
+        for timeout, error, match in ((0, ValueError, "above 0"), ("5", TypeError, "seconds")):
+            with pytest.raises(error, match=match):
+                attach(store, job=Job(timeout=timeout))
         assert list(store) == []

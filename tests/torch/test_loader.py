@@ -129,15 +129,16 @@ def plain(batch: Any) -> Any:
 
 def take(run: Run, limit: int | None = None) -> list[Any]:
     """Batches with the place in the data and a number that the step draws, as dropout does; each is
-    committed."""
+    committed. limit: so many, and one more that is taken back."""
     seen = []
-    for batch in run.batches(epochs=EPOCHS):
+    for batch in run.batches(epochs=EPOCHS, ahead=0):
+        if len(seen) == limit:
+            torch.rand(3)  # one more, never committed
+            break
         seen.append(
             (run.data_epoch, run.batch, plain(batch), torch.rand(1).item(), random.random())
         )
         run.commit()
-        if limit is not None and len(seen) == limit:
-            break
     return seen
 
 
@@ -161,9 +162,6 @@ def test_order_over_resumes(tmp_path: Path, kind: str) -> None:
         store = pmstore.open(tmp_path / "pieces.pm")
         run = attach(store, loader=LOADERS[kind]())
         pieces += take(run, limit)
-        for _ in run.batches(epochs=EPOCHS):  # one more, never committed
-            torch.rand(3)
-            break
         run.detach()
         store.close()
         seed(50 + number)
@@ -178,10 +176,10 @@ def test_order_over_roll_backs_and_breaks(tmp_path: Path, kind: str) -> None:
     seed(1)
     pieces = []
     with pmstore.open(tmp_path / "pieces.pm") as store:
-        run = attach(store, loader=LOADERS[kind]())
+        run = attach(store, loader=LOADERS[kind](), policy=None)
         turn = 0
         while len(pieces) < len(whole):
-            for batch in run.batches(epochs=EPOCHS):
+            for batch in run.batches(epochs=EPOCHS, ahead=0):
                 turn += 1
                 entry = (
                     run.data_epoch,
@@ -194,8 +192,8 @@ def test_order_over_roll_backs_and_breaks(tmp_path: Path, kind: str) -> None:
                     run.rollback()
                     continue
                 pieces.append(entry)
-                run.commit()
                 if turn % 4 == 0:
+                    run.end_step()
                     break
     assert pieces == whole
 
@@ -206,24 +204,24 @@ def test_the_order_is_that_of_the_loader_alone(store: pmstore.Store) -> None:
     alone = [plain(batch) for _ in range(2) for batch in loader]
     seed(4)
     run = attach(store, loader=loader)
-    assert [plain(batch) for batch in run.batches(epochs=2)] == alone
-    assert list(run.batches(epochs=2)) == []
-    assert len(list(run.batches(epochs=3))) == 7
+    assert [plain(batch) for batch in run.batches(epochs=2, ahead=0)] == alone
+    assert len(list(run.batches(epochs=3, ahead=0))) == 7
 
 
 def test_what_is_skipped_is_not_loaded(path: Path) -> None:
-    with pmstore.open(path) as store:
-        take(attach(store, loader=DataLoader(Noisy(), batch_size=2, shuffle=True)), limit=8)
-    Noisy.loads = 0
-    with pmstore.open(path) as store:
-        take(attach(store, loader=DataLoader(Noisy(), batch_size=2, shuffle=True)), limit=1)
-    assert Noisy.loads == 2
+    for loads in (9 * 2, 2 * 2):
+        Noisy.loads = 0
+        store = pmstore.open(path)
+        run = attach(store, loader=DataLoader(Noisy(), batch_size=2, shuffle=True))
+        take(run, limit=loads // 2 - 1)
+        store.close()
+        assert Noisy.loads == loads
 
 
 def test_the_given_loader_is_untouched(store: pmstore.Store) -> None:
     loader = DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=1, persistent_workers=True)
     sampler, dataset = loader.batch_sampler, loader.dataset
-    list(attach(store, loader=loader).batches())
+    list(attach(store, loader=loader).batches(ahead=0))
     assert loader.batch_sampler is sampler
     assert loader.dataset is dataset
     assert loader.persistent_workers
@@ -234,7 +232,7 @@ def test_the_given_loader_is_untouched(store: pmstore.Store) -> None:
 def test_place_in_the_data(store: pmstore.Store) -> None:
     run = attach(store, loader=["a", "b"])
     assert (run.data_epoch, run.batch) == (0, -1)
-    places = [(run.data_epoch, run.batch, batch) for batch in run.batches(epochs=2)]
+    places = [(run.data_epoch, run.batch, batch) for batch in run.batches(epochs=2, ahead=0)]
     assert places == [(0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")]
 
 
@@ -246,30 +244,30 @@ def test_bad_use(store: pmstore.Store) -> None:
     with pytest.raises(ValueError, match="no batch in a whole data epoch"):
         next(run.batches())
     run = attach(store, name="two", loader=[1, 2, 3])
-    first = run.batches()
+    first = run.batches(ahead=0)
     assert next(first) == 1
+    run.end_step()
     assert next(run.batches()) == 2
-    with pytest.raises(RuntimeError, match="one at a time"):
+    with pytest.raises(RuntimeError, match="one loop at a time"):
         next(first)
+    run.rollback()
 
 
-def test_a_loop_over_epochs_that_counts_them_anew(store: pmstore.Store) -> None:
-    """`epochs` counts in all: it would train one, silently."""
+def test_a_loop_that_an_earlier_one_has_used_up(store: pmstore.Store) -> None:
+    """`epochs` counts in all: it would train nothing, silently."""
     run = attach(store, loader=[1, 2])
-    for batch in run.batches():
-        assert batch in (1, 2)
-        run.commit()
-    with pytest.raises(ValueError, match=r"has come to its end already.*epoch \+ 1"):
+    assert list(run.batches(ahead=0)) == [1, 2]
+    with pytest.raises(RuntimeError, match=r"nothing to hand out.*used it up.*name="):
         next(run.batches())
-    for epoch in range(1, 5):
-        for _ in run.batches(epochs=epoch + 1):
-            run.commit()
-    assert run.step == 10
+    assert list(run.batches(ahead=0, name="again")) == [1, 2]
+    assert run.step == 4
 
 
 def test_a_loader_with_other_generators(path: Path) -> None:
     with pmstore.open(path) as store:
-        take(attach(store, loader=DataLoader(NUMBERS, shuffle=True, generator=seeded())), limit=1)
+        run = attach(store, loader=DataLoader(NUMBERS, shuffle=True, generator=seeded()))
+        take(run, limit=1)
+        run.rollback()
     with (
         pmstore.open(path) as store,
         pytest.raises(AttachError, match=r"not given:\n +generator: torch Generator"),
@@ -290,7 +288,7 @@ def test_what_takes_long_to_go_through_again_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = attach(store, loader=DataLoader(data, batch_size=2))
-    batches = run.batches()
+    batches = run.batches(ahead=0)
     for _ in range(6):
         next(batches)
     run.commit()
@@ -303,6 +301,7 @@ def test_what_takes_long_to_go_through_again_says_so(
     first, last = capsys.readouterr().err.splitlines()
     assert first == "pmstore: going through 1 of 6 batches again ..."
     assert last.startswith("pmstore: went through 6 batches again in ")
+    run.rollback()
 
 
 def test_a_loader_that_nobody_loops_over_is_told(store: pmstore.Store) -> None:
@@ -314,12 +313,13 @@ def test_a_loader_that_nobody_loops_over_is_told(store: pmstore.Store) -> None:
     run.commit()  # no step: nothing to be told
 
     def step(batch: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
+        with run.next_step():
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
         run.commit()
 
     batches = iter(loader)
-    with pytest.warns(RuntimeWarning, match=r"no batch of it was taken by run.batches\(\)"):
+    with pytest.warns(RuntimeWarning, match="no batch of it was taken from the run"):
         step(next(batches))
     step(next(batches))  # once

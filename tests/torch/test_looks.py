@@ -21,9 +21,9 @@ import pmstore
 from pmstore.engine._binding import Spent, Watch, encode, same_bytes, trained
 from pmstore.engine.constants import ARRAY
 from pmstore.objects import values
+from pmstore.objects.structure import split
 from pmstore.torch import attach
 from pmstore.torch._state.part import Part
-from pmstore.torch._state.values import split
 from pmstore.torch._state.watched import OTHERS, SAME, VALUES
 from pmstore.torch.run import Run
 
@@ -82,7 +82,7 @@ def test_states_are_the_bytes_of_the_slow_way() -> None:
             continue
         known += 1
         skeleton, arrays = split(state)
-        assert found[0] == values.encode(skeleton)
+        assert found[0] == values._pack(values._lower(skeleton, 0))  # in Python
         assert len(found[1]) == len(arrays)
         for one, other in zip(found[1], arrays, strict=True):
             assert one is other or one.data_ptr() == other.data_ptr()
@@ -158,6 +158,42 @@ def test_containers_that_hold_others() -> None:
         change()
         seen.append(watch.look())
     assert seen == [OTHERS, OTHERS, OTHERS, OTHERS, SAME, OTHERS, OTHERS, OTHERS]
+
+
+def test_some_keys_of_a_dict() -> None:
+    """Which have constants, and which; other values may be replaced, and are not held."""
+    held = nn.Linear(1, 1)
+    table: dict[Any, Any] = {"a": 1, "b": held, "c": (1, "x"), "others": 2}
+    keys = ["c", "a", "b"]
+    watch = Watch([[1.5], (table, keys), {"d": 1}], [], [], 0)
+    reference = weakref.ref(held)
+    del held
+    table["b"] = nn.Linear(1, 1)
+    assert reference() is None
+    assert watch.look() == SAME
+    table["others"] = 3
+    assert watch.look() == SAME
+    table["a"], table["c"] = 2, (1, "y")
+    assert watch.look() == VALUES
+    watch.take()
+    assert watch.look() == SAME
+    changes: list[Callable[[], Any]] = [
+        lambda: table.update(b=None),
+        lambda: table.update(b=[]),
+        lambda: table.update(a=[1]),
+        lambda: table.update(a=1, new=1),
+        lambda: table.update(renamed=table.pop("a")),
+    ]
+    seen = []
+    for change in changes:
+        before = watch.look()
+        change()
+        seen.append((before, watch.look()))
+        watch = Watch([(table, [key for key in keys if key in table])], [], [], 0)
+    assert seen == [(SAME, OTHERS)] * len(changes)
+    for wrong in ((table,), (keys, table), (table, ["gone"]), (table, [1])):
+        with pytest.raises((TypeError, RuntimeError)):
+            Watch([wrong], [], [], 0)
 
 
 def test_tensors_that_moved() -> None:
@@ -474,7 +510,7 @@ def test_a_commit_that_looked_is_one_that_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     fast = list(train(tmp_path / "fast.pm", seed, 40, slow=False))
-    monkeypatch.setattr("pmstore.torch._state.part.encode", lambda state, kinds: None)
+    monkeypatch.setattr("pmstore.engine._binding.encode", lambda state, kinds: None)
     monkeypatch.setattr(Part, "_put", _put)
     slow = list(train(tmp_path / "slow.pm", seed, 40, slow=True))
     assert len(fast) == len(slow)

@@ -333,7 +333,7 @@ def test_other_keys_than_stored(path: Path) -> None:
                 store,
                 model={"g": gan.g, "critic": gan.d, "average": gan.average},
                 optimizer=[gan.of_g, gan.of_d],
-                lr_scheduler=gan.schedulers[0],
+                lr_scheduler={"of g": gan.schedulers[0], "of d": gan.schedulers[1]},
             )
         assert caught.value.missing == (
             "model/d",
@@ -346,7 +346,8 @@ def test_other_keys_than_stored(path: Path) -> None:
             "model/critic",
             "optimizer/0",
             "optimizer/1",
-            "lr_scheduler",
+            "lr_scheduler/of g",
+            "lr_scheduler/of d",
         )
         with pytest.raises(MismatchError, match="given, but not stored") as caught:
             attach(

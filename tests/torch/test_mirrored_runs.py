@@ -36,17 +36,15 @@ def advance(store: pmstore.Store, job: Job, until: int, total: int, **attach: An
     run = job.attach(store, mirror=True, **attach)
     losses = store.require("losses", (total,), "float64")
     order = store.require("order", (total, 6), "int64")
-    place = run.step
-    if place < until:
+    if run.step < until:
         for batch in run.batches(epochs=None):
             loss = job.step(batch)  # reads and writes nothing of the store
+            place = run.step
             losses[place], order[place] = loss, batch[2].numpy()  # waits
-            place += 1
-            run.commit(loss, wait=False)
-            if place == until:
+            run.log(loss=loss)
+            if place + 1 == until:
+                run.commit()
                 break
-    if run.pending is not None:
-        run.pending.wait()
     assert run.step == until
     return run
 
@@ -84,7 +82,6 @@ def test_the_same_bits(shm: Path, optimizer: str, model: str) -> None:
             job = make_job(**kinds, seed=until)
             run = advance(store, job, until, STEPS)
             assert run.resumed == (until > 1)
-            assert not run.pending or run.pending.done
             assert store.check().problems == ()
     with pmstore.open(shm / "resumed.pm", mode="r") as store:
         assert_same(whole, contents(store))
@@ -107,7 +104,6 @@ def test_a_commit_before_the_first_step(shm: Path) -> None:
         run = job.attach(store, mirror=True, policy=EveryN(100))
         for _, batch in zip(range(2), run.batches(epochs=None), strict=False):
             job.step(batch)
-            run.end_step()
         run.rollback()
     with pmstore.open(shm / "mirror.pm", mode="r") as store:
         held = contents(store)
@@ -123,26 +119,21 @@ def test_roll_back(store: pmstore.Store) -> None:
     run.rollback()  # before the first step was committed: the optimizer has no state
     assert not job.optimizer.state
     steps = []
-    for batch in run.batches(epochs=None):
+    for batch in batches:
         job.step(batch)
-        run.commit(wait=False)
         steps.append({key: one.clone() for key, one in job.model.state_dict().items()})
         if len(steps) == 4:
             break
     assert torch.equal(first[2], next(iter(make_job(**KINDS).loader))[2])
-    job.step(next(run.batches(epochs=None)))
+    job.step(next(batches))
     assert not all(torch.equal(one, steps[-1][key]) for key, one in job.model.state_dict().items())
-    with pytest.raises(TransactionError, match="middle of a training step"):
+    with pytest.raises(TransactionError, match="only the run commits it"):
         store.commit()
-    run.rollback()
+    run.rollback()  # also waits for the commit of the fourth step, which goes on beside the fifth
     assert all(torch.equal(one, steps[-1][key]) for key, one in job.model.state_dict().items())
     assert run.step == 4
-    with pytest.raises(ZeroDivisionError), run.transaction():
-        job.step(next(run.batches(epochs=None)))
-        raise ZeroDivisionError
-    assert all(torch.equal(one, steps[-1][key]) for key, one in job.model.state_dict().items())
-    with run.transaction():
-        job.step(next(run.batches(epochs=None)))
+    job.step(next(batches))
+    run.commit()
     assert run.step == 5
 
 
@@ -157,14 +148,11 @@ def test_gradients_that_accumulate(tmp_path: Path) -> None:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             with pmstore.open(path) as store:
                 run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=True)
-                for step in range(run.step, 8):
-                    if cut == step and life == 0:
-                        break
+                for step in run.steps(cut if cut and life == 0 else 8):
                     model(torch.full((1, 4), float(step))).sum().backward()
                     if step % 2:
                         optimizer.step()
                         optimizer.zero_grad()
-                    run.commit(wait=False)
         ends.append(model.weight.detach().clone())
     assert torch.equal(*ends)
 
@@ -180,12 +168,14 @@ def test_tied_and_replaced_tensors(tmp_path: Path) -> None:
         run = pmstore.torch.attach(store, model=model, mirror=True)
         assert len(store["run/mirror_layout"]) == 3
         state = {key: torch.full_like(one, 3) for key, one in model.state_dict().items()}
-        model.load_state_dict(state, assign=True)
-        model[1].weight = model[0].weight
+        with run.next_step():
+            model.load_state_dict(state, assign=True)
+            model[1].weight = model[0].weight
+        with run.next_step():
+            model[0].weight.data = torch.full((4, 4), 4.0)
         run.commit()
-        model[0].weight.data = torch.full((4, 4), 4.0)
-        run.commit()
-        model[0].bias = nn.Parameter(torch.zeros(5))
+        with run.next_step():
+            model[0].bias = nn.Parameter(torch.zeros(5))
         with pytest.raises(MismatchError):
             run.commit()
         store.rollback()
@@ -242,7 +232,7 @@ def test_a_copy_that_fails(store: pmstore.Store) -> None:
     copiers[torch.device("cpu")] = HostCopier()
     run.rollback()
     assert run.step == 1
-    job.step(next(run.batches(epochs=None)))
+    job.step(next(batches))
     run.commit()
     assert run.step == 2
 
@@ -321,12 +311,11 @@ def test_cuda(shm: Path, optimizer: str) -> None:
         }[optimizer]()
         with pmstore.open(path, size="64MiB") as store:
             run = pmstore.torch.attach(store, model=model, optimizer=made)
-            for _ in range(run.step, until):
+            for _ in run.steps(until):
                 features = torch.randn(16, 8, device="cuda")
                 made.zero_grad()
                 model(features).square().mean().backward()
                 made.step()
-                run.commit(wait=False)
         return {key: one.cpu() for key, one in model.state_dict().items()}
 
     whole = life(shm / "whole.pm", 20)

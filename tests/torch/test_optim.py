@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 import pmstore
 import pmstore.torch
 from pmstore.scheduler import EveryN
-from pmstore.torch import AttachError, MismatchError, optim
+from pmstore.torch import AttachError, MismatchError, Run, optim
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {}),
@@ -237,9 +238,8 @@ def test_a_state_dict_of_bfloat16_parameters_is_whole(
     second[0].data = first[0].detach().clone()
     for seed in (3, 4):
         step(first[0], native, seed)
-        step(second[0], other, seed)
-        if run is not None:
-            run.commit()
+        with nullcontext() if run is None else run.next_step():
+            step(second[0], other, seed)
     assert torch.equal(first[0], second[0])
     for key, value in native.state[first[0]].items():
         assert torch.equal(other.state[second[0]][key], value), key
@@ -260,7 +260,9 @@ def _model(seed: int) -> nn.Sequential:
     return model
 
 
-def _train(model: nn.Sequential, optimizer: Any, steps: int, commit: Any = lambda: None) -> None:
+def _train(
+    model: nn.Sequential, optimizer: Any, steps: int, run: Run | None = None, commit: bool = True
+) -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     for step in range(steps):
         x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
@@ -272,9 +274,11 @@ def _train(model: nn.Sequential, optimizer: Any, steps: int, commit: Any = lambd
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             return loss
 
-        optimizer.step(closure)
-        scheduler.step()
-        commit()
+        with nullcontext() if run is None else run.next_step():
+            optimizer.step(closure)
+            scheduler.step()
+        if run is not None and commit:
+            run.commit()
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -289,7 +293,7 @@ def test_in_slots_as_in_place(shm: Path, every: int) -> None:
     with pmstore.open(shm / "run.pm", size="32MiB") as store:
         run = pmstore.torch.attach(store, model=attached, optimizer=optimizer, policy=EveryN(every))
         before = store.stats().captured_bytes
-        _train(attached, optimizer, 12, run.end_step)
+        _train(attached, optimizer, 12, run, commit=False)
         for (name, ours), theirs in zip(
             attached.state_dict().items(), plain.state_dict().values(), strict=True
         ):
@@ -308,13 +312,13 @@ def test_roll_back_and_resume(shm: Path) -> None:
     model = _model(2)
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with pmstore.open(path, size="32MiB") as store:
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
-        _train(model, optimizer, 3, run.commit)
+        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, policy=EveryN(100))
+        _train(model, optimizer, 3, run)
         kept = {name: one.clone() for name, one in model.state_dict().items()}
-        _train(model, optimizer, 2)
+        _train(model, optimizer, 2, run, commit=False)
         run.rollback()
         assert all(torch.equal(one, kept[name]) for name, one in model.state_dict().items())
-        _train(model, optimizer, 1)
+        _train(model, optimizer, 1, run, commit=False)
         store.rollback()  # and closing without another commit
         run.rollback()
     other = _model(99)
@@ -342,31 +346,34 @@ def test_what_leaves_the_slots_is_taken_in(path: Path) -> None:
     optimizer = optim.AdamW(model.parameters())
     with pmstore.open(path, size="16MiB") as opened:
         run = pmstore.torch.attach(opened, model=model, optimizer=optimizer)
-        _train(model, optimizer, 1, run.commit)
-        model[0].weight.data = torch.zeros_like(model[0].weight)
+        _train(model, optimizer, 1, run)
+        with run.next_step():
+            model[0].weight.data = torch.zeros_like(model[0].weight)
         run.commit()
         run.rollback()
         assert model[0].weight.count_nonzero() == 0
         saved = dict(_model(8).state_dict())
-        model.load_state_dict(saved, assign=True)
-        _train(model, optimizer, 0)
+        with run.next_step():
+            model.load_state_dict(saved, assign=True)
         run.commit()
         assert all(torch.equal(one, saved[name]) for name, one in model.state_dict().items())
         assert any(one is model[0].weight for one in optimizer.param_groups[0]["params"])
-        _train(model, optimizer, 1, run.commit)
+        _train(model, optimizer, 1, run)
         source = torch.optim.AdamW(_model(4).parameters())
         for group in source.param_groups:
             for one in group["params"]:
                 one.grad = torch.ones_like(one)
         source.step()
-        optimizer.load_state_dict(source.state_dict())
+        with run.next_step():
+            optimizer.load_state_dict(source.state_dict())
         run.commit()
         assert optimizer.state[model[0].weight]["step"] == 1
         assert (
             optimizer.state[model[0].weight]["exp_avg"]
             == optimizer.state[model[0].weight]["exp_avg"].flatten()[0]
         ).all()
-        optimizer.state.clear()
+        with run.next_step():
+            optimizer.state.clear()
         run.commit()
         assert optimizer.state[model[0].weight]["step"] == 0
 
@@ -375,14 +382,14 @@ def test_a_parameter_without_a_gradient_stays(store: pmstore.Store) -> None:
     used, unused = nn.Parameter(torch.ones(20_000)), nn.Parameter(torch.ones(20_000))
     optimizer = optim.AdamW([used, unused], lr=0.1)
     run = pmstore.torch.attach(store, optimizer=optimizer)
-    for _ in range(3):
+    for _ in run.steps(3):
         used.grad = torch.ones_like(used)
         optimizer.step()
         run.commit()
     assert (unused == 1).all()
     assert (used < 1).all()
     assert [int(optimizer.state[one]["step"]) for one in (used, unused)] == [3, 0]
-    for _ in range(2):  # none at all
+    for _ in run.steps(5):  # none at all
         optimizer.zero_grad()
         optimizer.step()
         run.commit()
@@ -423,8 +430,9 @@ def test_bad_input(store: pmstore.Store) -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     with pytest.raises(AttachError, match="attached already"):
         pmstore.torch.attach(store, optimizer=optimizer, name="again")
-    w.grad = torch.full_like(w, np.nan)
-    optimizer.step()
+    with run.next_step():
+        w.grad = torch.full_like(w, np.nan)
+        optimizer.step()
     run.rollback()
     assert (w == 1).all()
 

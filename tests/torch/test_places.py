@@ -17,7 +17,6 @@ from pmstore.torch import MismatchError, Run, attach
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.replacing import Replacing
-from pmstore.torch._state.slots import SlottedBinding
 from pmstore.torch.parts import Pieces
 
 KINDS = ("heap", "slots", "mirrored")
@@ -81,16 +80,18 @@ def test_state_goes_with_its_tensor(shm: Path, change: Any, kind: str) -> None:
         with pmstore.open(path, size="8MiB") as store:
             model, optimizer, run = started(store, kind)
             for step in range(resumed):
-                if step == 3:
-                    change(model)
-                update(model, optimizer)
+                with run.next_step():
+                    if step == 3:
+                        change(model)
+                    update(model, optimizer)
                 run.commit()
             held = values(model)
         with pmstore.open(path) as store:
             model, optimizer, run = started(store, kind)
             assert (run.step, values(model)) == (resumed, held)
             for _ in range(resumed, 6):
-                update(model, optimizer)
+                with run.next_step():
+                    update(model, optimizer)
                 run.commit()
             assert values(model) == want
 
@@ -100,19 +101,22 @@ def test_state_goes_with_its_tensor(shm: Path, change: Any, kind: str) -> None:
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_roll_back_undoes_it(store: pmstore.Store, change: Any, kind: str, noticed: bool) -> None:
     model, optimizer, run = started(store, kind)
-    update(model, optimizer)
+    with run.next_step():
+        update(model, optimizer)
     run.commit()
     with torch.no_grad():
         held = model(X).tolist()
-    change(model)
-    if noticed:
-        update(model, optimizer)
+    with run.next_step():
+        change(model)
+        if noticed:
+            update(model, optimizer)
     with torch.no_grad():
         assert model(X).tolist() != held
     run.rollback()
     with torch.no_grad():
         assert model(X).tolist() == held
-    update(model, optimizer)
+    with run.next_step():
+        update(model, optimizer)
     run.commit()
     want, reference = make(kind)
     for _ in range(2):
@@ -127,25 +131,29 @@ def test_another_group_is_refused(store: pmstore.Store, kind: str) -> None:
     optimizer = type(whole)(groups, lr=1e-2)
     model = nn.Sequential(model[0], model[1])
     run = attach(store, model=model, optimizer=optimizer, mirror=kind == "mirrored")
-    update(model, optimizer)
+    with run.next_step():
+        update(model, optimizer)
     run.commit()
     held = [[*map(id, group["params"])] for group in optimizer.param_groups]
-    swap(model)
+    with run.next_step():
+        swap(model)
     for _ in range(2):
         with pytest.raises(MismatchError, match="changed places"):
             run.commit()
     assert [[*map(id, group["params"])] for group in optimizer.param_groups] == held
     swap(model)
-    update(model, optimizer)
     run.commit()
-    assert run.committed == 2
+    with run.next_step():
+        update(model, optimizer)
+    run.commit()
+    assert run.committed == 3
 
 
 _CODE = {
     function.__code__
     for function in (
         *(ModelBinding.follow, ModelBinding._follow, ModelBinding.followed, ModelBinding._scan),
-        *(ModelBinding.leave_out, OptimizerBinding.replace, Pieces.follow, SlottedBinding.take_in),
+        *(ModelBinding._find, ModelBinding._replaced, OptimizerBinding.replace, Pieces.follow),
         *(Replacing.__init__, Replacing.put),
     )
 }
@@ -182,23 +190,25 @@ def test_an_interrupt_while_places_change(shm: Path, kind: str, first: Any, late
         with pmstore.open(shm / f"{line}.pm", size="8MiB") as store:
             model, optimizer, run = started(store, kind)
             for _ in range(2):
+                with run.next_step():
+                    update(model, optimizer)
+            with run.next_step():
+                first(model)
+                before = sys.gettrace()
+                sys.settrace(_Interrupt(line))
+                try:
+                    run._steps.pieces.follow()
+                    interrupted = False
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    sys.settrace(before)
+                if later is not None:
+                    later(model)
                 update(model, optimizer)
-                run.end_step()
-            first(model)
-            before = sys.gettrace()
-            sys.settrace(_Interrupt(line))
-            try:
-                run._steps.pieces.follow()
-                interrupted = False
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(before)
-            if later is not None:
-                later(model)
-            for _ in range(2):
+            with run.next_step():
                 update(model, optimizer)
-                run.commit()
+            run.commit()
             held = {id(one) for group in optimizer.param_groups for one in group["params"]}
             assert held == {*map(id, model.parameters())} == {*map(id, optimizer.state)}
             assert values(model) == want, f"interrupted at line {line}"

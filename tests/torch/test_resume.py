@@ -42,13 +42,10 @@ def disturbed(path: Path, **kinds: Any) -> dict[str, tuple[str, bytes]]:
         random.seed(number)
         store = pmstore.open(path)
         job = make_job(**kinds, seed=1 if number == 0 else 100 + number)
-        run = train(store, job, stop, STEPS)
+        run = train(store, job, stop, STEPS, half=stop < STEPS)
         assert run.step == stop
         assert run.resumed == (number > 0)
         if stop < STEPS:
-            for batch in run.batches(epochs=None):
-                job.step(batch)
-                break
             run.detach()
             store.close()  # rolls back, as a crash does
     run.detach()
@@ -94,8 +91,7 @@ def test_what_a_dead_process_wrote_after_its_last_commit_is_gone(path: Path) -> 
         committed = contents(store)
     store = pmstore.open(path)
     job = make_job(seed=2)
-    run = job.attach(store)
-    for batch in run.batches():
+    for batch in job.attach(store).batches(epochs=None):
         job.step(batch)
         break
     store["note"] = "never committed"

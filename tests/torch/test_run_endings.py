@@ -23,7 +23,7 @@ import torch._dynamo
 import pmstore
 from pmstore.scheduler import EveryN, HazardModel, PreemptionGuard
 from pmstore.testing import ForkServer
-from pmstore.torch import Run, attach
+from pmstore.torch import Job, Run, attach
 
 
 def counted(path: Path) -> tuple[float, float]:
@@ -51,9 +51,12 @@ class Program:
         self.optimizer.step()
         return loss
 
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            self.run.end_step(self.update())
+    def train(self, steps: int, then: Callable[[Program], None]) -> None:
+        """Makes so many steps, and in the middle of the next something else."""
+        for number in self.run.steps(1_000_000):
+            self.run.log(loss=self.update())
+            if number == steps:
+                then(self)
 
 
 # ---- alone
@@ -113,15 +116,12 @@ def test_an_end_in_the_middle_of_a_step_is_a_failure(
 def _dies(ack: Any, path: str, end: str) -> None:
     torch.set_num_threads(1)
     with pmstore.open(path) as store, contextlib.suppress(pmstore.ClosedStoreError):
-        program = Program(store)
-        program.train(130)
-        program.update()  # half a step: what is pending cannot be kept
-        ENDS[end](program)
+        Program(store).train(130, ENDS[end])
 
 
 def test_an_end_in_order_is_none(path: Path) -> None:
     with pmstore.open(path) as store:
-        Program(store).train(130)
+        Program(store).train(130, lambda program: program.run.stop())
     assert counted(path) == (0, 0)
     with pytest.raises(KeyError), pmstore.open(path) as store:
         Program(store)
@@ -133,7 +133,7 @@ def test_a_job_at_its_end_is_not_interrupted(path: Path) -> None:
     with pytest.raises(KeyError), pmstore.open(path) as store:
         program = Program(store, loader=[torch.zeros(1)] * 130)
         for _ in program.run.batches(epochs=1):
-            program.train(1)
+            program.update()
         store.commit()
         raise KeyError("while the figures are drawn")
     assert counted(path) == (0, 0)
@@ -149,38 +149,18 @@ def test_a_notice_counts_when_its_commit_has_landed(
 
 def _noticed(ack: Any, path: str, landed: bool) -> None:
     torch.set_num_threads(1)
-    guard = PreemptionGuard()
-    program = Program(pmstore.open(path), guard=guard)
-    program.train(130)
-    assert program.run.scheduler is not None
-    if not landed:
-        program.run.scheduler.targets[0].commit = lambda: _kill(program)
-    os.kill(os.getpid(), signal.SIGTERM)
-    program.train(1)
-    assert program.run.stopping
+
+    def told(program: Program) -> None:
+        assert program.run.scheduler is not None
+        if not landed:
+            program.run.scheduler.targets[0].commit = lambda: _kill(program)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    program = Program(pmstore.open(path), guard=PreemptionGuard())
+    with contextlib.suppress(SystemExit):
+        program.train(130, told)
+    assert (program.run.stopping, program.run.committed) == (True, 131)
     _kill(program)
-
-
-def test_a_notice_that_does_not_come_true_expires(path: Path) -> None:
-    """For a loop that does not look at run.stopping."""
-    now = 0.0
-    guard = PreemptionGuard(signals=(), clock=lambda: now)
-    with contextlib.suppress(KeyError), pmstore.open(path) as store:
-        program = Program(store, guard=guard)
-        program.train(130)
-        guard.notify()
-        program.train(1)
-        assert program.run.stopping
-        assert program.run.committed == 131
-        now = 1000.0
-        program.train(30)
-        assert not program.run.stopping
-        assert program.run.committed == 131
-        program.train(100)
-        assert program.run.committed == 200
-        program.update()
-        raise KeyError
-    assert counted(path) == (1, 0)
 
 
 # ---- in a job
@@ -188,11 +168,13 @@ def test_a_notice_that_does_not_come_true_expires(path: Path) -> None:
 
 def _rank_dies(folder: Path, rank: int, results: dict[str, Any]) -> None:
     with pmstore.open(folder / f"{rank}.pm") as store:
-        program = Program(store, process_group="world", timeout=200.0)
-        program.train(130)
-        if rank == 1:
-            raise KeyError
-        program.train(1000)
+        program = Program(store, job=Job(timeout=200.0))
+
+        def die(_: Program) -> None:
+            if rank == 1:
+                raise KeyError
+
+        program.train(130, die)
 
 
 def test_an_end_of_one_rank_is_a_failure_of_all() -> None:

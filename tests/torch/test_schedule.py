@@ -22,15 +22,22 @@ def job() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def train(run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, until: int) -> None:
-    done = run.step
-    while done < until:
+def train(
+    run: Run,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    until: int,
+    leave: int | None = None,
+) -> None:
+    """leave: in which step it is interrupted."""
+    for done in run.steps(until):
         optimizer.zero_grad()
         loss = model(torch.full((3, 4), 1.0 + done)).square().mean()
         loss.backward()
         optimizer.step()
-        run.end_step(loss)
-        done += 1
+        run.log(loss=loss)
+        if done == leave:
+            raise KeyboardInterrupt
 
 
 def policies() -> list[CommitPolicy]:
@@ -65,13 +72,11 @@ def test_a_run_left_by_an_exception_resumes_at_its_last_commit(path: Path, numbe
                 assert run.scheduler is not None
                 assert run.scheduler.steps == run.step == step
                 lives += 1
-                train(run, model, optimizer, min(step + 15, 40) if lives < 4 else 40)
-                step = run.committed
-                if lives < 4:
-                    store["half"] = lives  # of the next step: what is finished is not kept
-                    raise KeyboardInterrupt
-                store.commit()
-                step = run.step
+                try:
+                    leave = min(step + 15, 39) if lives < 4 else None
+                    train(run, model, optimizer, 40, leave)
+                finally:
+                    step = run.committed
         except KeyboardInterrupt:
             pass
     for parameter, other in zip(model.parameters(), expected, strict=True):
@@ -111,9 +116,10 @@ def test_a_roll_back_takes_the_scheduler_along(store: pmstore.Store) -> None:
     run = attach(store, model=model, optimizer=optimizer, policy=EveryN(10))
     assert run.scheduler is not None
     train(run, model, optimizer, 10)
-    for _ in range(4):
-        optimizer.step()
-        run.end_step(1.0)
+    for _ in range(5):
+        with run.next_step():
+            optimizer.step()
+            run.log(loss=1.0)
     assert run.scheduler.steps == 14
     run.rollback()
     assert (run.step, run.scheduler.steps) == (10, 10)
@@ -125,8 +131,9 @@ def test_a_roll_back_before_the_first_commit(store: pmstore.Store) -> None:
     run = attach(store, model=model, optimizer=optimizer, policy=EveryN(10))
     assert run.scheduler is not None
     for _ in range(4):
-        optimizer.step()
-        run.end_step(1.0)
+        with run.next_step():
+            optimizer.step()
+            run.log(loss=1.0)
     run.rollback()
     assert (run.step, run.scheduler.steps) == (0, 0)
     train(run, model, optimizer, 10)
@@ -137,11 +144,11 @@ def test_a_drop_of_the_learning_rate_begins_a_segment(store: pmstore.Store) -> N
     model, optimizer = job()
     run = attach(store, model=model, optimizer=optimizer, policy=Auto("progress"))
     assert run.scheduler is not None
-    for step in range(60):
+    for step in run.steps(60):
         if step == 40:
             optimizer.param_groups[0]["lr"] /= 10
         optimizer.step()
-        run.end_step(math.exp(-step / 20))
+        run.log(loss=math.exp(-step / 20))
     assert run.scheduler.fit._segment == 40.0
 
 
@@ -207,4 +214,8 @@ def test_without_a_policy_every_step_commits(store: pmstore.Store) -> None:
     model, optimizer = job()
     run = attach(store, model=model, optimizer=optimizer, policy=None)
     train(run, model, optimizer, 3)
-    assert (run.scheduler, run.committed, run.stats().commits) == (None, 3, 3)
+    assert (run.scheduler, run.committed, run.stats().commits) == (
+        None,
+        3,
+        4,
+    )  # and the loop's beginning

@@ -3,6 +3,7 @@ commits are under way, alone and in a job."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -18,10 +19,9 @@ from torch import nn
 import pmstore
 import pmstore.torch.optim
 from pmstore.scheduler import Auto, EveryN
-from pmstore.torch import Run, attach
+from pmstore.torch import Job, Run, attach
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
-from pmstore.torch._state.slots import SlottedBinding
 from pmstore.torch.parts import Pieces
 
 
@@ -50,8 +50,9 @@ class Training:
 
 
 @pytest.mark.parametrize(
-    ("loss", "error"),
+    ("value", "error"),
     [
+        (None, TypeError),
         ("x", TypeError),
         ("0.5", TypeError),
         ([0.5], TypeError),
@@ -64,60 +65,55 @@ class Training:
         (np.zeros(1), ValueError),  # numpy makes no number of it
     ],
 )
-def test_what_is_no_loss_is_refused_before_the_step_ends(
-    store: pmstore.Store, loss: Any, error: type[Exception]
+def test_what_is_no_number_is_refused_where_it_is_logged(
+    store: pmstore.Store, value: Any, error: type[Exception]
 ) -> None:
     training = Training(store)
-    training.update()
-    epoch = store.epoch
-    for end in (training.run.end_step, training.run.commit):
-        with pytest.raises(error, match="the loss of a step is"):
-            end(loss)
-        assert training.run.step == 0
-        assert store.epoch == epoch
-    training.run.commit(0.5)
-    assert training.run.step == 1
-    with pytest.raises(error, match="the loss of a step is"), training.run.transaction() as step:
+    with training.run.next_step():
         training.update()
-        step.loss = loss
+        with pytest.raises(error, match=r"run\.log\(loss=\.\.\.\): "):
+            training.run.log(accuracy=1, loss=value)
+        training.run.log(loss=0.5)
+    training.run.commit()
     assert training.run.step == 1
+    assert training.run.history("loss")[1].tolist() == [0.5]
+    with pytest.raises(KeyError, match="logged no 'accuracy'; it has logged 'loss'"):
+        training.run.history("accuracy")
 
 
 @pytest.mark.parametrize(
-    "loss", [None, 1, True, 0.5, np.float32(0.5), np.zeros(()), torch.ones(1, 1), torch.tensor(2)]
+    "value", [1, True, 0.5, np.float32(0.5), np.zeros(()), torch.ones(1, 1), torch.tensor(2)]
 )
-def test_what_is_one_number_is_a_loss(store: pmstore.Store, loss: Any) -> None:
+def test_what_is_one_number_is_logged(store: pmstore.Store, value: Any) -> None:
     training = Training(store)
-    training.update()
-    training.run.commit(loss)
+    with training.run.next_step():
+        training.update()
+        training.run.log(loss=value)
+    training.run.commit()
     assert training.run.committed == 1
-    known = training.run.metrics().get("loss")
-    assert known == (None if loss is None else float(loss))
+    assert training.run.metrics()["loss"] == float(value)
+    assert [one.tolist() for one in training.run.history("loss")] == [[1], [float(value)]]
 
 
 def test_arrays_of_other_libraries(store: pmstore.Store) -> None:
     small: Any = pytest.importorskip("ml_dtypes").bfloat16
-    training = Training(store)
-    given: list[Any] = [small(0.5), np.array(0.25, small)]
-    for loss in given:
-        training.update()
-        training.run.commit(loss)
-        assert training.run.metrics()["loss"] == float(loss)
-    with pytest.raises(ValueError, match="one number"):
-        training.run.commit(np.array([1, 2], small))  # type: ignore[arg-type]
     numpy = pytest.importorskip("jax.numpy")
-    training.update()
-    with pytest.raises(ValueError, match="one number"):
-        training.run.commit(numpy.ones(3))
-    training.run.commit(numpy.asarray(0.75, small))
-    assert training.run.metrics()["loss"] == 0.75
+    training = Training(store)
+    given: list[Any] = [small(0.5), np.array(0.25, small), numpy.asarray(0.75, small)]
+    for number in training.run.steps(3):
+        training.update()
+        training.run.log(loss=given[number])
+        for several in (np.array([1, 2], small), numpy.ones(3)):
+            with pytest.raises(ValueError, match="one number"):
+                training.run.log(loss=several)
+        training.run.commit()
+        assert training.run.metrics()["loss"] == float(given[number])
 
 
-def test_a_bool_is_no_number_of_seconds(store: pmstore.Store) -> None:
-    with pytest.raises(TypeError, match="max_loss=True"):
-        Training(store, max_loss=True)
-    with pytest.raises(TypeError, match="max_loss=False"):
-        Auto(max_loss=False)
+def test_a_bool_is_no_number_of_seconds() -> None:
+    for value in (True, False):
+        with pytest.raises(TypeError, match=f"max_loss={value}"):
+            Auto(max_loss=value)
     with pytest.raises(ValueError, match="max_loss=-1"):
         Auto(max_loss=-1)
 
@@ -128,7 +124,7 @@ _CODE = {
     function.__code__
     for function in (
         *(ModelBinding.follow, ModelBinding._follow, ModelBinding.followed, ModelBinding._scan),
-        *(ModelBinding.leave_out, OptimizerBinding.replace, Pieces.follow, SlottedBinding.take_in),
+        *(ModelBinding._find, ModelBinding._replaced, OptimizerBinding.replace, Pieces.follow),
     )
 }
 
@@ -178,16 +174,19 @@ def test_an_interrupt_while_new_parameters_are_followed(shm: Path, slots: bool) 
     def train(path: Path, interrupt: int) -> tuple[bool, list[float]]:
         with pmstore.open(path, size="8MiB") as store:
             training = Training(store, slots)
-            training.update()
+            with training.run.next_step():
+                training.update()
             training.run.commit()
-            _replace(training, 0)
+            with training.run.next_step():
+                _replace(training, 0)
             interrupted = _end(training, interrupt)
             trained = {
                 id(one) for group in training.optimizer.param_groups for one in group["params"]
             }
             assert trained == set(map(id, training.model.parameters()))
             assert trained >= set(map(id, training.optimizer.state))
-            training.update()
+            with training.run.next_step():
+                training.update()
             training.run.commit()
             held = training.weights()
         with pmstore.open(path) as store:
@@ -224,19 +223,21 @@ def test_all_that_a_step_writes_is_declared(shm: Path) -> None:
             for number, one in enumerate(parameters):
                 one.grad = torch.ones_like(one) if number in which else None
 
-        give(range(len(parameters)))
-        optimizer.step()  # makes the state
+        with run.next_step():
+            give(range(len(parameters)))
+            optimizer.step()  # makes the state
         run.commit()
         for which in (range(0, 200, 3), range(200), range(0), range(100, 200), range(150)):
-            give(which)
-            binding = next(iter(run._steps.pieces.optimizers.values()))
-            store.will_write(*binding.writes())
-            before = store.stats().faults
-            for number in which:
-                with torch.no_grad():
-                    parameters[number].add_(1)
-                    optimizer.state[parameters[number]]["momentum_buffer"].add_(1)
-            assert store.stats().faults == before
+            with run.next_step():
+                give(which)
+                binding = next(iter(run._steps.pieces.optimizers.values()))
+                store.will_write(*binding.writes())
+                before = store.stats().faults
+                for number in which:
+                    with torch.no_grad():
+                        parameters[number].add_(1)
+                        optimizer.state[parameters[number]]["momentum_buffer"].add_(1)
+                assert store.stats().faults == before
             run.commit()
 
 
@@ -257,21 +258,25 @@ _EXITS: list[BaseException | None] = [
 def test_an_exit_after_a_step_whose_commit_is_under_way(
     tmp_path: Path, domain: Any, kind: str, error: BaseException | None
 ) -> None:
-    """Steps that were ended are there, those of a policy that has not committed them too."""
+    """It takes back to the last commit, also to one that was under way; leaving normally keeps what
+    is complete."""
     given: dict[str, Any] = {"slots": kind == "slots", "mirror": kind == "mirrored"}
     held: list[float] = []
 
     def train() -> None:
         with pmstore.open(tmp_path / "run.pm", domain=domain) as store:
             training = Training(store, policy=EveryN(3), **given)
-            for number in range(1, 5):
-                began = training.run.end_step(training.update(), wait=False)
-                assert began == (number == 3)
-                assert (training.run.pending is not None) == began
-                if error is not None and number == 3:
+            for number in training.run.steps(9):
+                if number == 3:
+                    assert (training.run._steps.pending is not None) == (kind == "mirrored")
                     held[:] = training.weights()
+                training.update()
+                if number == 3 and error is not None:
                     raise error
-            held[:] = training.weights()
+                if number == 3:
+                    held[:] = training.weights()
+                    training.run.end_step()
+                    break
 
     if error is None:
         train()
@@ -284,83 +289,81 @@ def test_an_exit_after_a_step_whose_commit_is_under_way(
         assert again.weights() == held
 
 
-def test_an_exit_before_the_policy_has_committed(disk: Path) -> None:
-    """Steps behind a commit under way are kept by the end of the program, as they are whole."""
-    held: list[float] = []
+@pytest.mark.parametrize("mirror", [False, True])
+def test_an_error_takes_back_what_the_policy_left_at_risk(
+    disk: Path, mirror: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    states: list[list[float]] = []
 
     def train() -> None:
         with pmstore.open(disk / "run.pm", domain="file") as store:
-            training = Training(store, policy=EveryN(3))
-            for _ in range(5):
-                training.run.end_step(training.update(), wait=False)
-            held[:] = training.weights()
-            raise ValueError("a bug")
+            training = Training(store, policy=EveryN(3), mirror=mirror)
+            for number in training.run.steps(9):
+                states.append(training.weights())
+                training.update()
+                if number == 5:
+                    raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
         train()
+    told = "goes back to step 3: 2 finished steps and the step that was open are taken back"
+    assert told in caplog.text
     with pmstore.open(disk / "run.pm") as store:
-        again = Training(store, policy=EveryN(3))
-        assert again.run.step == 5
-        assert again.weights() == held
+        again = Training(store, policy=EveryN(3), mirror=mirror)
+        assert again.run.step == 3
+        assert again.weights() == states[3]
 
 
 # ---- in a job
 
 
-def _job(store: pmstore.Store, **given: Any) -> Training:
-    return Training(store, process_group="world", timeout=60.0, **given)
-
-
-def _train_together(training: Training, until: int, wait: bool) -> list[int]:
-    committed = []
-    while training.run.step < until:
-        loss = training.update()
-        if training.run.end_step(loss, wait=wait):
-            committed.append(training.run.step)
-    return committed
-
-
-def _background(folder: Path, rank: int, results: dict[str, Any]) -> None:
-    path = folder / f"{rank}.pm"
-    for life, leaves in enumerate((None, ValueError, SystemExit)):
-        try:
-            with pmstore.open(path, size="8MiB") as store:
-                training = _job(store, policy=EveryN(2))
-                results[f"resumed {life}"] = [training.run.step, training.weights()]
-                committed = _train_together(training, 4 * (life + 1), wait=life != 1)
-                results[f"committed {life}"] = committed
-                results[f"left {life}"] = [training.run.step, training.weights()]
-                if leaves is not None:
+def _together(folder: Path, rank: int, results: dict[str, Any], mirror: bool) -> None:
+    states: dict[int, list[float]] = {}
+    for life, (leaves, at) in enumerate(((None, 4), (ValueError, 6), (SystemExit, 9), (None, 9))):
+        with (
+            contextlib.suppress(ValueError, SystemExit),
+            pmstore.open(folder / f"{rank}.pm", size="8MiB") as store,
+        ):
+            job = Job(timeout=60.0)
+            training = Training(store, job=job, policy=EveryN(2), mirror=mirror)
+            results[f"resumed {life}"] = training.run.step
+            for number in training.run.steps(at if leaves is None else 99):
+                state = states.setdefault(number, training.weights())
+                assert training.weights() == state
+                training.update()
+                if leaves is not None and number == at:
                     raise leaves(0)
-        except (ValueError, SystemExit):
-            pass
-    with pmstore.open(path, size="8MiB") as store:
-        training = _job(store, policy=EveryN(2))
-        results["resumed 3"] = [training.run.step, training.weights()]
+
+
+def _in_the_heap(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    _together(folder, rank, results, mirror=False)
+
+
+def _mirrored(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    _together(folder, rank, results, mirror=True)
 
 
 def _refused(folder: Path, rank: int, results: dict[str, Any]) -> None:
     with pmstore.open(folder / f"{rank}.pm", size="8MiB") as store:
-        training = _job(store)
-        training.update()
-        try:
-            training.run.end_step("x" if rank else torch.ones(2))  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
-            results["told"] = str(error)
-        training.run.end_step(0.5)
+        training = Training(store, process_group="world")
+        with training.run.next_step():
+            training.update()
+            try:
+                training.run.log(loss="x" if rank else torch.ones(2))
+            except (TypeError, ValueError) as error:
+                results["told"] = str(error)
+            training.run.log(loss=0.5)
         training.run.commit(agree=True)
         results["step"] = training.run.agreed_step
 
 
 def test_ranks_that_end_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """They commit the same ones, in the background too, and go on from them whatever their exit."""
+    """They commit the same ones, and go on from them bit for bit, whatever their exit."""
     with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir="/dev/shm") as folder:
-        found = launch([_background, _refused], Path(folder), 2)
-    one, other = found["_background"]
-    assert one == other
-    assert [one[f"committed {life}"] for life in range(3)] == [[2, 4], [6, 8], [10, 12]]
-    for life in range(3):
-        assert one[f"resumed {life + 1}"] == one[f"left {life}"]
+        found = launch([_in_the_heap, _mirrored, _refused], Path(folder), 2)
+    for program in ("_in_the_heap", "_mirrored"):
+        for rank in found[program]:
+            assert [rank[f"resumed {life}"] for life in range(4)] == [0, 4, 6, 8]
     for rank in found["_refused"]:
-        assert "the loss of a step is" in rank["told"]
-        assert rank["step"] == 2
+        assert "run.log(loss=...): " in rank["told"]
+        assert rank["step"] == 1

@@ -158,21 +158,25 @@ def make_job(
     )
 
 
-def train(store: pmstore.Store, job: Job, until: int, total: int, **attach: Any) -> Run:
+def train(
+    store: pmstore.Store, job: Job, until: int, total: int, *, half: bool = False, **attach: Any
+) -> Run:
     """Attaches and trains until so many steps have ended; losses and batch order are in the store.
-    Every step is committed, unless a policy is given."""
-    run = job.attach(store, **attach)
-    end = run.end_step if attach.get("policy") else run.commit
+    Every step is committed, unless a policy is given. half: the step behind is left open."""
+    run = job.attach(store, **{"policy": None} | attach)
     losses = store.require("losses", (total,), "float64")
     order = store.require("order", (total, 6), "int64")
-    if run.step == until:
+    if run.step == until and not half:
         return run
     for batch in run.batches(epochs=None):
         place = run.step
         losses[place] = job.step(batch)
         order[place] = batch[2].numpy()
-        end(losses[place])
-        if run.step == until:
+        run.log(loss=losses[place])
+        if place == until:
+            break
+        if place + 1 == until and not half:
+            run.commit()
             break
     return run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +18,9 @@ from pmstore.integrations.lightning import pieces
 from pmstore.integrations.lightning.kept import Callbacks, Loops, Metrics, Settings
 from pmstore.integrations.lightning.loader import PlacedLoader
 from pmstore.opening import open as open_store
-from pmstore.scheduler import CommitPolicy, CommitScheduler
+from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.tiers.config import TierConfig
-from pmstore.torch import Resume, Run, attach
+from pmstore.torch import Job, Resume, Run, attach
 from pmstore.torch._random import defaults as rng
 
 
@@ -31,10 +31,10 @@ class PmstoreCallback(Callback):
         trainer = Trainer(max_epochs=10, callbacks=[PmstoreCallback("run.pm")])
         trainer.fit(model, loader)
 
-    A step is committed when the Trainer asks for the batch after it: with all that belongs to it,
-    such as a validation that follows it. Where gradients are accumulated, when the optimizer has
-    stepped. The end of the training is committed too: started again, the program does not train,
-    and has the trained model.
+    A step reaches up to where the Trainer asks for the batch after it: what follows an update (a
+    validation, schedulers, the end of an epoch) is kept or taken back with it. Where gradients are
+    accumulated it holds all batches of an update. The end of the training is committed too: started
+    again, the program does not train, and has the trained model.
 
     Kept are the module, its optimizers, schedulers and torchmetrics; the precision plugin's scaler;
     how far the Trainer is, and what was logged; the place in the training data and all generators
@@ -54,24 +54,25 @@ class PmstoreCallback(Callback):
         path: str | os.PathLike[str],
         *,
         policy: CommitPolicy | CommitScheduler | Literal["auto"] | None = "auto",
-        max_loss: float | None = None,
         tiers: Sequence[str] | Mapping[str, TierConfig | str | os.PathLike[str]] = (),
+        guard: PreemptionGuard | None = None,
         name: str = "run",
         mirror: bool | None = None,
         resume: Resume | None = None,
         accept: Sequence[str] = (),
-        timeout: float | None = None,
-        options: Mapping[str, Any] | None = None,
+        job: Job | None = None,
+        opening: Mapping[str, Any] | None = None,
     ) -> None:
         """
         path: of the store; it is made if there is none, and closed when `fit` ends.
-        policy, max_loss, name, mirror, resume, timeout: see `pmstore.torch.attach`.
+        policy, guard, name, mirror, resume, job: see `pmstore.torch.attach`. job: of several ranks;
+            None: `Job()`, all of them.
         tiers: names of tiers of the store to flush to; or a dict, which adds them to the store
             first, `{"disk": "/mnt/run"}` (see `Store.add_tier`).
         accept: settings of the Trainer that may be other ones than those stored, such as
             ["max_epochs"] to train on after the end. "should_stop": also after an end that
             `trainer.should_stop` brought about, as EarlyStopping and a limit of time do.
-        options: for `pmstore.open`, such as {"size": "8GiB", "domain": "file"}.
+        opening: for `pmstore.open`, such as {"size": "8GiB", "domain": "file"}.
 
         Errors are raised by `Trainer.fit`, before the first step: ValueError, for what cannot be
         kept; those of `attach` and `pmstore.open`. ChangedError names settings of the Trainer and
@@ -83,14 +84,14 @@ class PmstoreCallback(Callback):
         self._tiers = tiers
         self._given: dict[str, Any] = {
             "policy": policy,
-            "max_loss": max_loss,
+            "guard": guard,
             "name": name,
             "mirror": mirror,
             "resume": resume,
         }
         self._accept = tuple(accept)
-        self._timeout = timeout
-        self._options = dict(options or {})
+        self._job = job or Job()
+        self._opening = dict(opening or {})
         self._trainer: Any = None
         self._resumes = False
 
@@ -112,7 +113,7 @@ class PmstoreCallback(Callback):
         self._places: list[dict[str, Any]] = []  # of loaders that are not there yet
         self._resumes = self._stepped = self._started = False
         self._generators: dict[str, Any] | None = None  # as of the last commit, while it resumes
-        self._loss: Any = None
+        self._step = ExitStack()
         self._place_loaders(trainer)
 
     def _place_loaders(self, trainer: Any) -> None:
@@ -133,7 +134,7 @@ class PmstoreCallback(Callback):
             if self._resumes:
                 self._loops.change()
             if self._resumes and not self._loops.within:
-                self._restore()  # here: what hooks do where an epoch begins belongs to it
+                self._take_back()  # here: what hooks do where an epoch begins belongs to it
 
         strategy.on_train_start = on_train_start
 
@@ -169,7 +170,7 @@ class PmstoreCallback(Callback):
                 f"reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}: a "
                 "Trainer that is started again counts these epochs anew. Use 1, or 0"
             )
-        self.store = open_store(self._path_of(trainer), **self._options).__enter__()
+        self.store = open_store(self._path_of(trainer), **self._opening).__enter__()
         self._loops, self._metrics = Loops(trainer, self._accept), Metrics(trainer)
         self.run = attach(
             self.store,
@@ -185,13 +186,15 @@ class PmstoreCallback(Callback):
                 "loaders": _Loaders(self),
             },
             tiers=self._add_tiers(self.store),
-            **self._in_job(trainer),
+            job=self._job if trainer.world_size > 1 else None,
             **self._given,
         )
         self._resumes = self.run.resumed and self._loops.begun
         if self._resumes:
             self._generators = rng.capture()
             warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
+        else:  # the first step reaches from here on: what the Trainer draws for it is a part of it
+            self._step.enter_context(self.run.next_step())
         for one in trainer.optimizers:
             one.register_step_post_hook(self._step_made)
 
@@ -200,11 +203,6 @@ class PmstoreCallback(Callback):
             return self._path.replace("{rank}", str(trainer.global_rank))
         path = Path(self._path)
         return str(path.with_name(f"{path.stem}-{trainer.global_rank}{path.suffix}"))
-
-    def _in_job(self, trainer: Any) -> dict[str, Any]:
-        if trainer.world_size == 1:
-            return {}
-        return {"process_group": "world", "timeout": self._timeout}
 
     def _add_tiers(self, store: Store) -> list[str]:
         if isinstance(self._tiers, Mapping):
@@ -238,7 +236,8 @@ class PmstoreCallback(Callback):
     ) -> None:
         if self.run is None:
             return
-        self._loss = pieces.loss_of(outputs)
+        if (loss := pieces.loss_of(outputs)) is not None:
+            self.run.log(loss=loss)
         self._stepped = self._stepped or not trainer.optimizers
         self._metrics.add_up()
 
@@ -260,7 +259,8 @@ class PmstoreCallback(Callback):
             if self._resumes:
                 self._go_on()
             elif self._stepped and self.run is not None:
-                self._end(self.run.end_step)
+                self._end()
+                self._step.enter_context(self.run.next_step())
         yield
 
     def _between(self) -> bool:
@@ -277,67 +277,69 @@ class PmstoreCallback(Callback):
         by hooks that are called at each start, and by the Trainer where it makes up for a step that
         it takes for unfinished."""
         if self._loops.within:
-            self._restore()
+            self._take_back()
         self._loops.go_on()
         self._resumes, self._generators, self._stepped = False, None, False
 
-    def _restore(self) -> None:
+    def _take_back(self) -> None:
+        """What was done since the start; the next step begins."""
         assert self.run is not None
-        self.run.rollback()
+        self.run.rollback()  # where an older pmstore stored the run, the step does not
+        self._step.enter_context(self.run.next_step())
         if self._generators is not None:
             rng.restore(self._generators)
 
-    def _end(self, way: Callable[[Any], object]) -> None:
-        """The step has ended. way: `Run.end_step` or `Run.commit`."""
-        self._loops.begun = True
-        way(self._loss)
-        self._stepped, self._loss = False, None
+    def _end(self) -> None:
+        """The open step is complete: the next one ends it, or leaving the store."""
+        self._loops.begun, self._stepped = True, False
+        self._step.close()
 
     # ---- the Trainer ends
 
     def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
         if self.run is not None:
-            self._end(self.run.commit)
+            self._end()
+            self._leave(None)
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if self._resumes and not self._started and self._generators is not None:
-            assert self.store is not None
+        """Of a training that did not begin."""
+        if self.run is None:
+            return
+        self.run.rollback()  # what hooks did at this start
+        if self._resumes and self._generators is not None:
             how = (
                 ' by trainer.should_stop. accept=["should_stop"] goes on with it'
                 if trainer.should_stop
                 else ""
             )
-            rank_zero_info(f"the training in {self.store.path} had ended{how}: nothing was trained")
+            where = self.run.store.path
+            rank_zero_info(f"the training in {where} had ended{how}: nothing was trained")
             self._metrics.show()
             rng.restore(self._generators)
+        self._leave(None)
 
     def on_exception(
         self, trainer: Any, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        try:
-            told = isinstance(exception, SIGTERMException)
-            if self.run is not None and told and self._between() and self._stepped:
-                self._end(self.run.commit)
-        finally:
-            self._leave(exception)
-
-    def teardown(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
+        told = isinstance(exception, SIGTERMException) and self.run is not None
+        if told and self._between() and self._stepped:
+            self._end()
             self._leave(None)
+        self._leave(exception)
 
     def _leave(self, exception: BaseException | None) -> None:
-        trainer, self._trainer = self._trainer, None
+        trainer = self._trainer
         if trainer is None:
             return
-        self._close_loaders()
-        del trainer.strategy.process_dataloader, trainer.strategy.on_train_start
         store, self.store, self.run = self.store, None, None
-        if store is None:
-            return
-        if exception is None:
-            store.__exit__(None, None, None)
-        else:
-            store.__exit__(type(exception), exception, exception.__traceback__)
+        kind = None if exception is None else type(exception)
+        try:
+            if store is not None:
+                store.__exit__(kind, exception, None)
+        finally:
+            self._close_loaders()
+            del trainer.strategy.process_dataloader, trainer.strategy.on_train_start
+            self._trainer = None
 
     def _close_loaders(self) -> None:
         for one in self._loaders:
@@ -345,11 +347,6 @@ class PmstoreCallback(Callback):
         self._loaders.clear()
 
     # ---- the places of the loaders
-
-    def _places_now(self, trained: int) -> list[dict[str, Any]]:
-        if len(self._loaders) == 1 and not self._loaders[0].sized:
-            return [self._loaders[0].place(trained)]
-        return [one.place(None) for one in self._loaders]
 
     def _go_to(self, places: list[dict[str, Any]]) -> None:
         if self._started or not self._loops.begun:
@@ -369,7 +366,7 @@ class _Loaders:
         trainer = self._callback._trainer
         assert trainer is not None
         trained = trainer.fit_loop.epoch_loop.batch_progress.current.completed
-        return {"loaders": self._callback._places_now(trained)}
+        return {"loaders": [one.place(trained) for one in self._callback._loaders]}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         self._callback._go_to(state_dict["loaders"])

@@ -17,8 +17,8 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from pmstore.base.newfile import part_of, rename
 from pmstore.base.untrusted import sound
 from pmstore.errors import CorruptStoreError
+from pmstore.objects.structure import join, split
 from pmstore.opening import open as open_store
-from pmstore.torch._state.values import join, split
 
 _GROUP = "checkpoint"
 _FORMAT = 1
@@ -71,7 +71,7 @@ class PmstoreCheckpointIO(CheckpointIO):
                 store[f"{_GROUP}/versions"] = versions
                 store[f"{_GROUP}/pickled_at"] = [at for at, _ in pickled]
                 for number, array in enumerate(arrays):
-                    at_home = array.cpu() if isinstance(array, torch.Tensor) else array
+                    at_home = array.detach().cpu() if isinstance(array, torch.Tensor) else array
                     store[f"{_GROUP}/arrays/{number}"] = at_home
                 for number, (_, content) in enumerate(pickled):
                     store[f"{_GROUP}/pickled/{number}"] = np.frombuffer(content, np.uint8)

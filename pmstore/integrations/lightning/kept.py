@@ -91,8 +91,11 @@ class Loops:
     def state_dict(self) -> dict[str, Any]:
         loop = self._trainer.fit_loop
         epochs = loop.epoch_progress.current
-        state = loop.state_dict()
-        state["state_dict"].pop("combined_loader", None)  # `loader.py` keeps that
+        loaders, loop._combined_loader = loop._combined_loader, None  # `loader.py` keeps these
+        try:
+            state = loop.state_dict()
+        finally:
+            loop._combined_loader = loaders
         return {
             "begun": self.begun,
             "within": epochs.started > epochs.processed,

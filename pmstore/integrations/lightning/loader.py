@@ -1,20 +1,19 @@
 """The Trainer's data loaders, each with a place that a run keeps.
 
-Lightning goes through its loaders itself. So a step does not end where `run.batches` gives the next
-batch; it ends where the Trainer asks for one: all that belongs to the batch before is done by then
-(validation, schedulers, callbacks), and nothing of the next has begun.
+Lightning goes through its loaders itself. So steps are made by hand: the next one begins where the
+Trainer asks for a batch, as all that belongs to the batch before is done by then (validation,
+schedulers, callbacks).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pmstore.torch._data.batches import Reader
 from pmstore.torch._data.choose import open_source
-from pmstore.torch._data.position import Held, Position
+from pmstore.torch._data.cursor import Cursor
+from pmstore.torch._data.position import Held, Place, Position
 from pmstore.torch._migrate.settings import Settings, same, settings_of_loader
 from pmstore.torch._random import defaults as rng
 from pmstore.torch.errors import AttachError, ChangedError
@@ -41,11 +40,9 @@ class PlacedLoader:
         self.settings: Settings = settings_of_loader(loader)
         self._loader = loader
         self._asked = asked
-        self._reader = Reader(self._source, Position())
+        self._cursor = Cursor(self._source, Position())
+        self._place = Place()
         self._loop: _Loop | None = None
-        self._done = Position()  # behind all but the last batch that was given out
-        self._last: Held | None = None
-        self._again: deque[Held] = deque()  # held when the run was stored
         self._goes_on = False  # the next loop goes on where the stored one was
 
     def __getattr__(self, name: str) -> Any:
@@ -70,22 +67,17 @@ class PlacedLoader:
         return self._loop is not None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._goes_on:
-            self._goes_on = False
-        else:
-            self._leave()
+        if not self._goes_on:
+            here = self._cursor.behind
+            if here.start is not None:  # whatever is left of the data epoch is not gone through
+                self._cursor.go_to(Position(here.data_epoch + 1, state=self._source.state()))
             with self._asked(True):
-                self._reader.begin()
-            self._done, self._last = self._reader.behind, None
+                self._cursor.begin()
+            self._place = Place(self._cursor.behind)
+        self._goes_on = False
+        self._place.begin(ahead=int(not self.sized))  # else the Trainer takes none ahead
         self._loop = _Loop(self)
         return self._loop
-
-    def _leave(self) -> None:
-        """Whatever is left of the data epoch is not gone through."""
-        here = self._reader.behind
-        if here.start is not None:
-            self._reader.go_to(Position(here.data_epoch + 1, state=self._source.state()))
-        self._again.clear()
 
     def next_of(self, loop: _Loop) -> Any:
         if self._loop is not loop:
@@ -93,22 +85,17 @@ class PlacedLoader:
                 "another loop over the Trainer's data loader has begun, and the place of one loop "
                 "is kept: in hooks go through a loader of your own"
             )
-        if self._again:
-            loaded = self._load()
-        else:
-            with self._asked(False):
-                loaded = self._load()
+        place = self._place
+        with nullcontext() if place.again else self._asked(False):
+            epochs = place.given.data_epoch + 1
+            loaded = self._cursor.load(epochs, place.again, careful=place.ahead > 0)
         if loaded is None:
             raise StopIteration
+        if place.held > place.ahead:
+            place.use()
         given, before = loaded
-        if self._last is not None:
-            self._done = self._last.behind
-        self._last = Held(self._reader.behind, before)
+        place.hand_out(self._cursor.behind, before)
         return given.pop()
-
-    def _load(self) -> tuple[list[Any], dict[str, Any] | None] | None:
-        data_epoch = (self._last.behind if self._last else self._done).data_epoch
-        return self._reader.load(data_epoch + 1, self._again, careful=not self.sized)
 
     def close(self) -> None:
         """Ends worker processes."""
@@ -116,20 +103,19 @@ class PlacedLoader:
 
     # ---- the place
 
-    def place(self, trained: int | None) -> dict[str, Any]:
-        """As data. trained: batches of this data epoch that were trained on, all of those that were
-        given out or all but one; None: all."""
-        held: list[Any] = []
-        done = self._last.behind if self._last else self._done
-        if trained is not None and trained < done.batch and self._last is not None:
-            held, done = [self._last.before], self._done
+    def place(self, trained: int) -> dict[str, Any]:
+        """As data. trained: batches of this data epoch that were trained on."""
+        place = self._place
+        while place.held and place.done.batch < trained:
+            place.use()
+        done = place.done
         return {
             "settings": self.settings,
             "at": [done.data_epoch, done.batch],
             "start": done.start,
             "state": done.state,
             "generators": rng.states_of(self._source.generators),
-            "held": held,
+            "held": [one.before for one in place.waiting],
         }
 
     def go_to(self, place: dict[str, Any], *, within: bool) -> None:
@@ -147,19 +133,15 @@ class PlacedLoader:
         there = {one.place for one in source.generators}
         source.late = {name: state for name, state in states.items() if name not in there}
         done = Position(data_epoch, batch, start, place["state"])
-        self._done, self._last = done, None
-        self._reader.go_to(done)
-        self._again.clear()
-        if start is None:
-            return
-        if not within:
-            self._reader.go_to(Position(data_epoch + 1, state=place["state"]))
-            self._done = self._reader.behind
-            return
-        for before in place["held"]:
-            done = done.next()
-            self._again.append(Held(done, before))
-        self._goes_on = self._loop is None
+        if start is not None and not within:
+            done = Position(data_epoch + 1, state=place["state"])
+        self._cursor.go_to(done)
+        self._place = Place(done)
+        if start is not None and within:
+            for before in place["held"]:
+                done = done.next()
+                self._place.again.append(Held(done, before))
+            self._goes_on = self._loop is None
 
     def _compare(self, stored: dict[str, Any]) -> None:
         different = [

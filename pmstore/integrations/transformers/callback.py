@@ -8,6 +8,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from pmstore.integrations.transformers.refuse import compare_settings, refuse, s
 from pmstore.integrations.transformers.state import StoredState, trainer_of
 from pmstore.opening import open as open_store
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
-from pmstore.torch import Resume, Run, attach
+from pmstore.torch import Job, Resume, Run, attach
 from pmstore.torch.errors import AttachError
 
 _STOP = "should_training_stop"
@@ -43,9 +44,9 @@ class PmstoreTrainerCallback(TrainerCallback):
 
     When the training begins, model, optimizer and learning rate scheduler are attached to the store
     (see `pmstore.torch.attach`): parameters and optimizer state lie in it from then on, until the
-    training ends. A step is committed once all that belongs to it is done, its evaluation and
-    checkpoint too: when the next one begins, or the training ends. So a kill takes back the step
-    under way and, before that moment, the one before it.
+    training ends. A step ends where the next one begins: its evaluation and checkpoint are a part
+    of it. `policy` says whether it is committed then. A kill, an error and Ctrl-C take back what is
+    not.
 
     Of several ranks each has a store of its own: "run.pm" becomes "run-0.pm", "run-1.pm", ... All
     are at the same step when the training begins (docs/DISTRIBUTED.md).
@@ -60,47 +61,41 @@ class PmstoreTrainerCallback(TrainerCallback):
         path: str | os.PathLike[str],
         *,
         policy: CommitPolicy | CommitScheduler | Literal["auto"] | None = "auto",
-        max_loss: float | None = None,
         tiers: Mapping[str, Any] | Sequence[str] = (),
         guard: PreemptionGuard | None = None,
         resume: Resume | None = None,
-        changed: Sequence[str] = (),
-        timeout: float | None = None,
-        **opening: Any,
+        accept: Sequence[str] = (),
+        job: Job | None = None,
+        opening: Mapping[str, Any] | None = None,
     ) -> None:
         """Touches nothing yet.
 
         Args:
             path: of the store.
-            policy, max_loss, guard, resume, timeout: as for `attach`. Told to stop, the program
-                ends with status 0 where the next step would begin.
+            policy, guard, resume, job: as for `attach`. job: of several ranks; None: `Job()`, all
+                of them.
             tiers: places that the store flushes to: names with a URL, path or `TierConfig` each; or
                 names of tiers that the store has.
-            changed: names of the Trainer's settings that may differ from the stored ones, such as
+            accept: names of the Trainer's settings that may differ from the stored ones, such as
                 "max_steps". Others are refused. "should_training_stop": a training that a callback
                 ended before its last step goes on when it is started again.
-            opening: as for `pmstore.open`: size, domain, ...
+            opening: for `pmstore.open`, such as {"size": "8GiB", "domain": "file"}.
         """
         self.run: Run | None = None
         self.store: Store | None = None
         self._path = Path(path)
         self._tiers = tiers
-        self._attaching: dict[str, Any] = {
-            "policy": policy,
-            "max_loss": max_loss,
-            "guard": guard,
-            "resume": resume,
-        }
-        self._timeout = timeout
-        self._changed = tuple(changed)
-        self._opening = opening
+        self._attaching: dict[str, Any] = {"policy": policy, "guard": guard, "resume": resume}
+        self._job = job or Job()
+        self._accept = tuple(accept)
+        self._opening = dict(opening or {})
         self._args: TrainingArguments | None = None
         self._trainer: Trainer | None = None
         self._data: TrainerData | None = None
         self._settings: dict[str, Any] = {}
         self._written = 0  # step that was ended last
         self._before: torch.Tensor | None = None  # sum of losses when the step began
-        self._loss: torch.Tensor | None = None  # of the step
+        self._step = ExitStack()  # that is open
         self._resuming = False  # until the first step begins
         self._quiet = _Quiet()
         self._at_exit = partial(_close, ref(self))
@@ -143,12 +138,12 @@ class PmstoreTrainerCallback(TrainerCallback):
             return False
         if state.global_step >= state.max_steps:
             return True
-        if _STOP in self._changed:
+        if _STOP in self._accept:
             return False
         warnings.warn(
             f"the training in {self._place()} had ended at step {state.global_step} of "
             f"{state.max_steps}, by control.{_STOP}, as EarlyStoppingCallback does: nothing is "
-            f"trained. PmstoreTrainerCallback(..., changed=[{_STOP!r}]) goes on with it",
+            f"trained. PmstoreTrainerCallback(..., accept=[{_STOP!r}]) goes on with it",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -200,8 +195,8 @@ class PmstoreTrainerCallback(TrainerCallback):
             )
         self._data = data = TrainerData(loader, args.gradient_accumulation_steps)
         self._settings = settings_of(trainer, data)
-        changed = [name for name in self._changed if name != _STOP]
-        compare_settings(stored.settings, self._settings, changed)
+        accept = [name for name in self._accept if name != _STOP]
+        compare_settings(stored.settings, self._settings, accept)
         optimizer = getattr(optimizer, "optimizer", optimizer)
         self.run = attach(
             self.store,
@@ -211,8 +206,7 @@ class PmstoreTrainerCallback(TrainerCallback):
             scaler=getattr(trainer.accelerator, "scaler", None),
             stateful={"data": data},
             tiers=tuple(self._tiers),
-            process_group="world" if args.world_size > 1 else None,
-            timeout=self._timeout,
+            job=self._job if args.world_size > 1 else None,
             **self._attaching,
         )
         # now, as ranks that were ahead have gone back
@@ -225,6 +219,8 @@ class PmstoreTrainerCallback(TrainerCallback):
         if stored.step:
             self._resuming = True
             stored.put_back(trainer)
+        else:  # the first step reaches from here on: what the Trainer draws for it is a part of it
+            self._step.enter_context(self.run.next_step())
 
     # ---- the training
 
@@ -245,10 +241,10 @@ class PmstoreTrainerCallback(TrainerCallback):
             # After the batches were skipped. What was evaluated at the start is of no step.
             self._resuming = False
             self._put_back()
+            self._step.enter_context(run.next_step())
         elif state.global_step > self._written:
-            self._end_step()
-        if run.stopping:
-            raise SystemExit(0)
+            self._end_step(finished=False)
+            self._step.enter_context(run.next_step())
         assert self._trainer is not None
         self._before = self._trainer._tr_loss.clone()
 
@@ -256,8 +252,8 @@ class PmstoreTrainerCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
         # before it is logged, which makes the sum nothing
-        if self._trainer is not None and self._before is not None:
-            self._loss = self._trainer._tr_loss - self._before
+        if self.run is not None and self._trainer is not None and self._before is not None:
+            self.run.log(loss=self._trainer._tr_loss - self._before)
 
     def on_log(
         self,
@@ -277,8 +273,7 @@ class PmstoreTrainerCallback(TrainerCallback):
             self._put_back()
             state.log_history.append(last)
         else:
-            self._write(finished=True)
-            self.run.commit(self._loss)
+            self._end_step(finished=True)
         self._leave()
 
     def on_train_end(
@@ -286,13 +281,8 @@ class PmstoreTrainerCallback(TrainerCallback):
     ) -> None:
         self.close()
 
-    def _end_step(self) -> None:
-        assert self.run is not None
-        self._write(finished=False)
-        self.run.end_step(self._loss)
-
-    def _write(self, *, finished: bool) -> None:
-        """Of the step that has ended. Pending."""
+    def _end_step(self, *, finished: bool) -> None:
+        """The open step is complete: the next one ends it, or leaving the store."""
         assert self.run is not None
         assert self._trainer is not None
         assert self._data is not None
@@ -300,13 +290,14 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._data.finish(step)
         StoredState(self.run.store).write(self._trainer, self._settings, finished)
         self._written = step
+        self._step.close()
 
     def _put_back(self) -> None:
         assert self.run is not None
         assert self._trainer is not None
         assert self._data is not None
+        self.run.rollback()  # where an older pmstore stored the run, the step does not
         StoredState(self.run.store).put_back(self._trainer)
-        self._restore_generators()
         self._data.put_back()
 
     def _restore_generators(self) -> None:
@@ -356,8 +347,7 @@ class PmstoreTrainerCallback(TrainerCallback):
     # ---- the store
 
     def close(self) -> None:
-        """Closes the store: with the steps that were ended, if nothing of the next was written, as
-        far as that is known; else at its last commit. What was trained stays in the model.
+        """Closes the store, at its last commit. What was trained stays in the model.
 
         The training's end does it, and the program's, whatever ends it; call it after a training
         that raised, to train again in the same process.
@@ -374,6 +364,7 @@ class PmstoreTrainerCallback(TrainerCallback):
 
     def _let_go(self) -> Store | None:
         store, self.store, self.run = self.store, None, None
+        self._step = ExitStack()
         atexit.unregister(self._at_exit)
         return store
 

@@ -63,7 +63,7 @@ class TrainerData:
         self._workers = base.num_workers > 0
         self._seedable = seedable_sampler(loader)
         if self._iterable:
-            self._source: Source = Source(base, holders_of(base), [])
+            self._source: Source = Source(base, holders_of(base))
             # DataLoader refuses to have its own set
             base.__dict__["batch_sampler"] = _Asked(base.batch_sampler, self._drawn)
         else:

@@ -61,21 +61,21 @@ def settings_of(trainer: Trainer, data: TrainerData) -> dict[str, Any]:
 
 
 def compare_settings(
-    stored: Mapping[str, Any], given: Mapping[str, Any], changed: Sequence[str]
+    stored: Mapping[str, Any], given: Mapping[str, Any], accept: Sequence[str]
 ) -> None:
-    """Raises: ChangedError: a setting is not what it was, and not among the changed ones."""
-    if unknown := [name for name in changed if name not in given]:
-        raise AttachError(f"changed={unknown[0]!r} is none of the settings: {', '.join(given)}")
+    """Raises: ChangedError: a setting is not what it was, and not among those accepted."""
+    if unknown := [name for name in accept if name not in given]:
+        raise AttachError(f"accept={unknown[0]!r} is none of the settings: {', '.join(given)}")
     told = [
         f"{name}: stored {stored[name]!r}, given {value!r}"
         for name, value in given.items()
-        if name in stored and name not in changed and not same(stored[name], value)
+        if name in stored and name not in accept and not same(stored[name], value)
     ]
     if told:
         names = [line.partition(":")[0] for line in told]
         raise ChangedError(
             "the Trainer has other settings than the stored training. Where they are meant, name "
-            f"them: PmstoreTrainerCallback(..., changed={names!r}). The Trainer then takes its "
+            f"them: PmstoreTrainerCallback(..., accept={names!r}). The Trainer then takes its "
             "place in the data from the number of steps, by the settings given",
             mismatched=told,
         )

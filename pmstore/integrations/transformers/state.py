@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Iterable
@@ -93,15 +94,15 @@ class StoredState:
 
     def read(self) -> TrainerState:
         """As of the last commit."""
-        fields = dict(self._store[f"{self._path}/state"]["trainer"])
+        fields = copy.deepcopy(self._store[f"{self._path}/state"]["trainer"])
         return TrainerState(**fields, log_history=self._log())
 
     def _log(self) -> list[dict[str, Any]]:
-        return [dict(line) for line in self._store.list(f"{self._path}/log")]
+        return [copy.deepcopy(line) for line in self._store.list(f"{self._path}/log")]
 
     def put_back(self, trainer: Trainer) -> None:
         """Sets what the Trainer holds to what the last commit holds."""
-        found = self._store[f"{self._path}/state"]
+        found = copy.deepcopy(self._store[f"{self._path}/state"])
         state = trainer.state
         for name, value in found["trainer"].items():
             if name not in _OF_THE_PROCESS:

@@ -8,8 +8,9 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from pmstore.torch._data.accelerate import PreparedLoader, is_prepared
-from pmstore.torch._data.dataloader import MapLoader, clone_of, holders_of
-from pmstore.torch._data.source import SequenceSource, Source, has_state
+from pmstore.torch._data.attributes import has_state
+from pmstore.torch._data.dataloader import MapLoader, clone_of, holders_of, reads_ahead
+from pmstore.torch._data.source import SequenceSource, Source
 from pmstore.torch._data.stateful_loader import StatefulLoader
 
 
@@ -17,7 +18,8 @@ def open_source(loader: Iterable[Any]) -> Source:
     """The source for a loader.
 
     Raises:
-        TypeError: it cannot be iterated, or only once.
+        TypeError: it cannot be iterated, or only once. AttachError: it may read ahead, with
+            generators that the run keeps.
     """
     if is_prepared(loader):
         return PreparedLoader(loader)
@@ -28,11 +30,15 @@ def open_source(loader: Iterable[Any]) -> Source:
         if isinstance(loader.dataset, IterableDataset):
             # It has no indices to skip. Its workers are new ones each epoch, also with
             # `persistent_workers`: nothing tells what they would have become in the epochs before.
-            return Source(clone_of(loader, persistent=False), holders_of(loader), [])
+            source = Source(clone_of(loader, persistent=False), holders_of(loader))
+            other = type(loader).__iter__ is not DataLoader.__iter__
+            if other and not loader.num_workers and source.draws():
+                raise reads_ahead(loader)  # or may: nothing tells how far its data set was read
+            return source
         return MapLoader(loader)
     if isinstance(loader, Sequence) and not isinstance(loader, (str, bytes)):
         plain = type(loader) in (list, tuple, range)
-        return SequenceSource(loader, {} if plain else {"loader": loader}, [])
+        return SequenceSource(loader, {} if plain else {"loader": loader})
     if isinstance(loader, Iterator):
         raise TypeError(
             "loader is an iterator, which can be gone through once: give what it was made from, or "
@@ -43,4 +49,4 @@ def open_source(loader: Iterable[Any]) -> Source:
             f"loader is a {type(loader).__name__}, which cannot be iterated: give a DataLoader or "
             "a list of batches"
         )
-    return Source(loader, {"loader": loader}, [])
+    return Source(loader, {"loader": loader})

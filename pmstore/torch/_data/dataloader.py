@@ -16,6 +16,7 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from pmstore.torch._data.replay import batches_again
 from pmstore.torch._data.source import Source
 from pmstore.torch._data.worker_seeds import Seeded
 from pmstore.torch._random import defaults as rng
+from pmstore.torch.errors import AttachError
 
 _DRAW_ONCE = (
     SequentialSampler,
@@ -60,10 +62,12 @@ class MapLoader(Source):
                 loader.dataset,
                 {"collate_fn": loader.collate_fn, "worker_init_fn": loader.worker_init_fn},
             )
-        super().__init__(clone, holders_of(loader), _samplers_of(loader))
+        super().__init__(clone, holders_of(loader))
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
         self.prepare(skip, start)
+        if skip and not self._iterates_as_torch:
+            self._begin_now()
         iterator = iter(self.loader)
         if skip:
             if not self.loader.num_workers:
@@ -71,12 +75,47 @@ class MapLoader(Source):
             # Now, while the generators are those of the epoch's start. (With workers it is done
             # already: they have asked for their first indices.)
             self._indices.skip()
-        return iterator
+        if self._iterates_as_torch or self.loader.num_workers:
+            return iterator  # workers have generators of their own
+        return self._in_turn(iterator, skip)
+
+    @property
+    def _iterates_as_torch(self) -> bool:
+        return type(self.loader).__iter__ is DataLoader.__iter__
+
+    @property
+    def _at_once(self) -> tuple[str, ...]:
+        """Where the generators are that an epoch draws from before its first batch alone."""
+        return ("generator", "sampler", "batch_sampler") if self._indices.draws_once else ()
+
+    def _begin_now(self) -> None:
+        """The iterator of torch that the loader's own loop asks for is made now, and not when that
+        loop begins to run: it draws a number, as it did at the epoch's start."""
+        made = [self.loader._get_iterator()]
+
+        def get_iterator() -> Any:
+            del self.loader.__dict__["_get_iterator"]
+            return made.pop()
+
+        self.loader.__dict__["_get_iterator"] = get_iterator
+
+    def _in_turn(self, iterator: Iterator[Any], skip: int) -> Iterator[Any]:
+        """The batches of a loader that iterates in a way of its own.
+
+        Raises: AttachError: it reads ahead, with generators that the run keeps.
+        """
+        for number, batch in enumerate(iterator, skip):
+            if self._indices.ran_ahead(number) and self.draws(self._at_once):
+                raise reads_ahead(self.loader)
+            given = [batch]
+            del batch  # the program alone says how long it lives
+            yield given.pop()
 
     def prepare(self, skip: int, start: dict[str, Any]) -> None:
         """What `loader` gives when it is iterated next are the batches of an epoch that begins in
         the state `start`, after the first `skip`."""
         seed = None
+        self.loader.__dict__.pop("_get_iterator", None)
         if self.loader.num_workers:
             # With workers that live on, a sampler that draws nothing leaves every start the same.
             told = self._persistent and not self.earlier
@@ -119,6 +158,15 @@ class MapLoader(Source):
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # of several processes
 
 
+def reads_ahead(loader: DataLoader[Any]) -> AttachError:
+    return AttachError(
+        f"{type(loader).__qualname__} loads batches before they are asked for, in a thread or a "
+        "loop of its own, and its data set or sampler draws from a generator, which would be "
+        "stored ahead of the batch that is trained on. Give a plain DataLoader: with num_workers=1 "
+        "it loads ahead, and each batch has a seed of its own"
+    )
+
+
 def clone_of(loader: DataLoader[Any], persistent: bool) -> DataLoader[Any]:
     """A copy with workers of its own, and other samplers if need be: DataLoader refuses to have its
     own set, and a subclass keeps what it overrides."""
@@ -140,12 +188,6 @@ def holders_of(loader: DataLoader[Any]) -> dict[str, Any]:
     }
 
 
-def _samplers_of(loader: DataLoader[Any]) -> list[Any]:
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    samplers = {id(one): one for one in (loader.sampler, loader.batch_sampler, inner)}
-    return [one for one in samplers.values() if one is not None]
-
-
 class _Indices:
     """Stands in a DataLoader for its (batch) sampler: skips, numbers and isolates the draws of one
     epoch after the other. Other attributes are the sampler's own."""
@@ -153,7 +195,7 @@ class _Indices:
     def __init__(self, sampler: Iterable[Any], draws_once: bool) -> None:
         self.wrapped = sampler
         self.watch: Callable[[int], None] = lambda number: None
-        self._draws_once = draws_once
+        self.draws_once = draws_once
         self.begin(0, None, None)
 
     def begin(self, skip: int, seed: bytes | None, before: Callable[[], None] | None) -> None:
@@ -162,6 +204,7 @@ class _Indices:
         self._seed = seed
         self._before = before
         self._number = 0
+        self._thread = get_ident()
         self._stream: dict[str, Any] | None = None
         self._iterator: Iterator[Any] | None = None
         self._drawn: list[Any] = []  # before it was asked for
@@ -180,7 +223,8 @@ class _Indices:
     def __next__(self) -> Any:
         if self._drawn:
             return self._drawn.pop()
-        self.skip()
+        if self._to_skip:
+            self.skip()
         number = self._number
         item = self._draw()
         return item if self._seed is None else (self._seed_of(number), item)
@@ -188,6 +232,10 @@ class _Indices:
     def draw_first(self) -> None:
         if not self._number:
             self._drawn = list(itertools.islice(self, 1))
+
+    def ran_ahead(self, number: int) -> bool:
+        """Whether more indices were drawn than of this batch, or in another thread."""
+        return self._number > number + 1 or self._thread != get_ident()
 
     def skip(self) -> None:
         for _ in batches_again(self._to_skip):
@@ -203,14 +251,15 @@ class _Indices:
             if self._before is not None:
                 self._before()
             self._iterator = iter(self.wrapped)
-        if self._draws_once or self._number == 0:
+        self._thread = get_ident()
+        if self.draws_once or self._number == 0:
             item = next(self._iterator)
         else:
             assert self._stream is not None
             with rng.isolated(self._stream):
                 item = next(self._iterator)
         self._number += 1
-        if not self._draws_once and self._stream is None:
+        if not self.draws_once and self._stream is None:
             self._stream = rng.capture()
         self.watch(self._number - 1)
         return item

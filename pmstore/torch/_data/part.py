@@ -40,6 +40,7 @@ class LoaderPart:
         self._state_written: object = None
         self._start_written: object = self  # what is stored; nothing known yet
         self._drawn: bytes | None = None  # the generators' states that are stored, if known
+        self._states: dict[str, Any] = {}  # at the last write
         self._kept = False  # whether batches held are stored
 
     def fits(self) -> bool:
@@ -98,34 +99,30 @@ class LoaderPart:
             self._state_written = place.done.state
         generators = self.source.generators
         states = rng.states_of(generators) if generators else {}
-        drawn = rng.bits_of(states) if states else b""
-        if drawn != self._drawn:
-            if not self.source.earlier:
-                kinds = {one.place: one.kind for one in self.source.generators}
-                self._found.write({"version": _VERSION, "kinds": kinds})
-            self._generators.write(states)
-            self._drawn = drawn
-        self._write_held(place)
+        self.source.refuse_lost()
+        if self._drawn is None or not _are_same(states, self._states):
+            drawn = rng.bits_of(states) if states else b""
+            if drawn != self._drawn:
+                if not self.source.earlier:
+                    kinds = {one.place: one.kind for one in self.source.generators}
+                    self._found.write({"version": _VERSION, "kinds": kinds})
+                self._generators.write(states)
+            self._drawn, self._states = drawn, states
+        if place.ahead or place.again or self._kept:
+            self._write_held(place)
 
     def _write_held(self, place: Place) -> None:
         waiting = place.waiting
         if not waiting and not self._kept:
             return
         last: Any = place.done.start
-        forwards, group = place.seen
         batches = []
         for one in waiting:
             # an epoch's start once, with its first batch
             new = one.behind.start is not last
             batches.append([one.behind.start if new else None, one.before])
             last = one.behind.start
-        self._held.write(
-            {
-                "doubtful": place.doubtful,
-                "habit": [forwards, *(group or (None, 0))],
-                "batches": batches,
-            }
-        )
+        self._held.write({"batches": batches})
         self._kept = True
 
     def restore(self, place: Place) -> None:
@@ -159,10 +156,6 @@ class LoaderPart:
 
     def _restore_held(self, place: Place) -> None:
         held = self._held.read()
-        place.doubtful = held["doubtful"]
-        forwards, batches, commits = held.get("habit", (None, None, 0))
-        place.habit.forwards = forwards
-        place.habit.group = None if batches is None else (batches, commits)
         behind = place.done
         for start, before in held["batches"]:
             if start is not None:
@@ -184,6 +177,13 @@ class LoaderPart:
             return states
         first = _first_found(self.source.generators)
         return {one.place: state for one, state in zip(first, states, strict=True)}
+
+
+def _are_same(states: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Whether they are the same objects."""
+    return states.keys() == others.keys() and all(
+        others[place] is one for place, one in states.items()
+    )
 
 
 def _first_found(generators: list[Found]) -> list[Found]:

@@ -6,8 +6,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from pmstore.torch.habit import Habit
-
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -45,98 +43,80 @@ class Held:
 class Place:
     """The position that a commit stores, and what follows it.
 
-    The program holds `ahead` batches at a commit that it has not trained on: look-ahead, as
-    prefetchers have it. So handing out one batch moves the position behind the one that many
-    before it. At the end of the data the batches held are trained on while none is handed out;
-    then a step moves the position on as `habit` says.
+    A batch counts as trained on when it is handed out, for its step holds it from then on. A
+    program that holds batches says how many, and `use` counts them as it trains on each.
 
     Attributes:
         done: behind the last batch that counts as trained on.
         again: batches held when the run was stored, or when a loop was left: the next loop hands
             them out first, loaded with the generators as they were then.
-        ahead: of the loop that goes on.
-        doubtful: whether those held are held because it looks so, and not because the program said
-            so: a loop without look-ahead counts them as trained on.
-        habit: what the program does with each batch.
-        forwards: of the model, since the process began.
+        ahead: how many are held, as the program says; 0: none.
     """
 
     def __init__(self, done: Position | None = None) -> None:
         self.done: Position = done or Position()
         self.again: deque[Held] = deque()
         self.ahead: int = 0
-        self.doubtful: bool = False
-        self.habit: Habit = Habit()
-        self.forwards: int = 0
         self._held: deque[Held] = deque()
         self._end: Position | None = None  # once the loop has handed out all it has
-        self._step: int | None = None  # that was finished last
-        # since the last batch was handed out, or the loop had none
-        self._before = 0  # forwards until then
-        self._commits = 0
-        self._using = False  # whether one was released then: the program trains on that
-        self._trained = 0  # of those held, once there are no more
+        self._prefetched = False
+
+    @property
+    def held(self) -> int:
+        """Batches that were handed out and not trained on."""
+        return len(self._held)
 
     @property
     def given(self) -> Position:
-        """Behind the last batch that was handed out."""
-        if self._end is not None and self.doubtful:
-            return self._end
-        return self._held[-1].behind if self._held else self.done
+        """Behind the last batch that the program was given."""
+        return self._held[-1].behind if self._held and not self._prefetched else self.done
 
     @property
     def waiting(self) -> list[Held]:
         """All batches behind the position that were handed out once."""
         return [*self._held, *self.again]
 
-    @property
-    def seen(self) -> tuple[int | None, tuple[int, int] | None]:
-        """Of the habit, to be stored with a commit."""
-        if self._using and self._commits:
-            return self.habit.so_far(self.forwards - self._before, self._commits)
-        return self.habit.forwards, self.habit.group
-
-    def begin(self, ahead: int) -> None:
-        """A loop begins. What the one before it held, its program no longer does."""
-        if self._end is not None:
-            self.done = self._end  # all of it was the program's to train on
-        else:
-            self.again.extendleft(reversed(self._held))
-            if self.doubtful and ahead == 0 and self.again:
-                self.done = self.again[-1].behind
-                self.again.clear()
+    def begin(self, ahead: int, *, prefetched: bool = False) -> None:
+        """A loop begins. What the one before it held, its program no longer does. prefetched: the
+        loop itself holds them, and not the program."""
+        self._prefetched = prefetched
+        self.again.extendleft(reversed(self._held))
         self._held.clear()
         self._end = None
-        self._using = False
-        self.habit.begin()
         self.ahead = ahead
-        self.doubtful = False
 
     def hand_out(self, behind: Position, before: dict[str, Any] | None) -> None:
-        self._used()
-        self._held.append(Held(behind, before))
-        self._using = len(self._held) > self.ahead
-        self._release(self.ahead)
+        if self.ahead:
+            self._held.append(Held(behind, before))
+        else:
+            self.done = behind
 
-    def doubt(self) -> None:
-        """The program seems to hold one batch more than it says: keep it as held, for now."""
-        self.ahead += 1
-        self.doubtful = True
-
-    def believe(self, ahead: int) -> None:
-        """It does not."""
-        self.ahead = ahead
-        self.doubtful = False
-        self._release(ahead)
+    def use(self) -> bool:
+        """The oldest of those held is trained on. Returns whether there was one."""
+        if not self._held:
+            return False
+        self.done = self._held.popleft().behind
+        if not self._held and self._end is not None:
+            self.done = self._end
+        return True
 
     def end(self, position: Position) -> None:
         """The loop has no more batches; position: behind all of them."""
-        self._used()
         self._end = position
-        self._using = False
-        self._trained = 0
         if not self._held:
             self.done = position
+
+    def skip(self, position: Position) -> None:
+        """The program leaves an epoch: what it holds, or has been loaded, is passed over.
+        position: where the next one begins."""
+        self._held.clear()
+        self._end = None
+        self.done = position
+        self.drop(position.data_epoch)
+
+    def drop(self, data_epoch: int) -> None:
+        """Batches of earlier data epochs are not handed out again."""
+        self.again = deque(one for one in self.again if one.behind.data_epoch >= data_epoch)
 
     def restore(self, done: Position) -> None:
         """It is what the store's last commit says; `again` and what belongs to it are told
@@ -145,47 +125,4 @@ class Place:
         self.again.clear()
         self._held.clear()
         self.ahead = 0
-        self.doubtful = False
-        self.habit = Habit()
-        self._end = self._step = None
-        self._using = False
-
-    def finish(self, step: int) -> None:
-        """A step ends; called again for the same step, if storing it failed, nothing happens.
-
-        Raises: LookaheadError: nobody knows which batches it was of.
-        """
-        if step == self._step:
-            return
-        commits = self._commits + 1
-        if self._end is not None and self._held:
-            self._release(len(self._held) - self._trained_now(commits))
-            if not self._held:
-                self.done = self._end
-        elif self.ahead > 1 and not self.doubtful:
-            self.habit.check()
-        self._step = step
-        self._commits = commits
-
-    def _trained_now(self, commits: int) -> int:
-        """How many of those held are trained on since the step before."""
-        before = self._trained
-        if self.doubtful or (before == 0 and len(self._held) == 1):
-            self._trained += 1
-        else:
-            self._trained = max(
-                self.habit.trained(self.forwards - self._before, commits), self._trained
-            )
-        return self._trained - before
-
-    def _used(self) -> None:
-        """The program is done with the batch that was released last, if one was."""
-        if self._using:
-            self.habit.over(self.forwards - self._before, self._commits)
-        self._before = self.forwards
-        self._commits = 0
-
-    def _release(self, keep: int) -> None:
-        """The first of those held count as trained on, but for so many."""
-        while len(self._held) > max(keep, 0):
-            self.done = self._held.popleft().behind
+        self._end = None

@@ -8,8 +8,9 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from pmstore import Store
+from pmstore.torch._data.attributes import has_state
 from pmstore.torch._data.position import Position
-from pmstore.torch._data.source import Source, has_state
+from pmstore.torch._data.source import Source
 from pmstore.torch._migrate.settings import Settings
 from pmstore.torch.errors import AttachError
 

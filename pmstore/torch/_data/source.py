@@ -7,16 +7,17 @@ set the generators back, open the loader, skip, set the generators to where the 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
+from pmstore.torch._data.attributes import ATTRIBUTES, Attributes, StateOf, has_state, objects_of
 from pmstore.torch._data.position import Position
 from pmstore.torch._data.replay import batches_again
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import Found, find
 
-_PLAIN = (bool, int, float, str, type(None))
+KEEPERS = ("loader", "dataset", "sampler", "batch_sampler")
+"""Names of objects whose attributes may change with the data."""
 
 
 class Source:
@@ -24,37 +25,60 @@ class Source:
 
     Attributes:
         generators: that the loader's objects hold; stored where they are now, and at an epoch's
-            start. Parts of a sampler's state that are no generators, but change like them, count
-            as such.
+            start. What data sets and samplers change in themselves counts as such.
         late: stored states of generators that are not there yet, by their places.
+        looks: batches left after which generators are looked for that were made while one was
+            loaded. A look costs as much as a small step.
     """
 
     replays = True
     """Whether it draws again what was drawn for the batches it skips."""
     says_where = False
     """Whether its loader says where it is: `state`."""
+    asks = True
+    """Whether data sets and samplers are asked for their states: else the loader does."""
 
-    def __init__(self, loader: Iterable[Any], holders: dict[str, Any], samplers: list[Any]) -> None:
-        """holders: objects to look for generators in, by names; samplers: that may have a state."""
+    def __init__(self, loader: Iterable[Any], holders: dict[str, Any]) -> None:
+        """holders: objects to look for generators in, by names; of `KEEPERS` attributes and state
+        are kept too."""
+        keepers = {name: one for name, one in holders.items() if name in KEEPERS}
         self.loader = loader
         self.late: dict[str, Any] = {}
+        self.looks: int = 16
         self.data_epoch: int = 0  # that was opened last
         self.earlier = False  # the run was stored by a pmstore that drew otherwise
-        self._samplers = [one for one in samplers if has_state(one)]
         self._holders = holders
-        self._attributes = [
-            Found(f"{name} attributes", _Attributes(one), "numbers")
-            for name, one in holders.items()
-            if any(one is sampler for sampler in samplers) and _may_count(one)
+        kept = objects_of(keepers)
+        self._own = [
+            Found(place, StateOf(one), "state_dict")
+            for place, one in kept.items()
+            if has_state(one) and self.asks
         ]
+        others = {place: one for place, one in kept.items() if not has_state(one)}
+        self._attributes = Attributes(others) if others else None
+        if self._attributes is not None:
+            self._own.append(Found(ATTRIBUTES, self._attributes, ATTRIBUTES))
         self.generators: list[Found] = []
         self.look()
 
     def look(self) -> list[Found]:
         """Looks for generators. Returns those that were not there before."""
         known = {one.place for one in self.generators}
-        self.generators = [*find(self._holders, self._samplers), *self._attributes]
+        self.generators = [*find(self._holders), *self._own]
         return [one for one in self.generators if one.place not in known]
+
+    def draws(self, leave_out: tuple[str, ...] = ()) -> bool:
+        """Whether something of it changes from batch to batch. leave_out: beginnings of places."""
+        return any(
+            one.get_state() if one.kind == ATTRIBUTES else not one.place.startswith(leave_out)
+            for one in self.generators
+        )
+
+    def refuse_lost(self) -> None:
+        """After the generators' states were asked for. Raises: AttachError: a data set or sampler
+        has changed in what cannot be kept."""
+        if self._attributes is not None:
+            self._attributes.refuse_lost()
 
     def length(self) -> int | None:
         """Batches of an epoch; None: not known, as of a DataLoader over an IterableDataset."""
@@ -67,7 +91,6 @@ class Source:
         """The batches of a new epoch, and its start."""
         start = rng.capture(self.generators)
         self.data_epoch = position.data_epoch
-        start["samplers"] = [copy.deepcopy(one.state_dict()) for one in self._samplers]
         return self.open(0, start), start
 
     def resume(self, position: Position) -> Iterator[Any]:
@@ -90,8 +113,6 @@ class Source:
         assert position.start is not None
         self.data_epoch = position.data_epoch
         rng.restore(position.start, self.generators)
-        for one, state in zip(self._samplers, position.start.get("samplers", ()), strict=False):
-            one.load_state_dict(copy.deepcopy(state))
         return self.open(position.batch, position.start)
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
@@ -149,43 +170,3 @@ class SequenceSource(Source):
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
         return (self.loader[index] for index in range(skip, len(self.loader)))
-
-
-def has_state(sampler: Any) -> bool:
-    return callable(getattr(sampler, "state_dict", None)) and callable(
-        getattr(sampler, "load_state_dict", None)
-    )
-
-
-def _may_count(sampler: Any) -> bool:
-    """Whether it may change itself; torch's own do not, but for `set_epoch`."""
-    own = type(sampler).__module__.partition(".")[0] != "torch"
-    return (own or hasattr(sampler, "set_epoch")) and not has_state(sampler)
-
-
-class _Attributes:
-    """A sampler's plain attributes that are not what they were at attach: how many epochs it has
-    begun, for example."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-        self._first = self._plain()
-
-    def _plain(self) -> dict[str, Any]:
-        held = getattr(self._sampler, "__dict__", {})
-        return {name: value for name, value in held.items() if type(value) in _PLAIN}
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self._plain().items()
-            if name not in self._first or value != self._first[name]
-        }
-
-    def set_state(self, state: dict[str, Any], /) -> None:
-        for name, value in {**self._first, **state}.items():
-            if getattr(self._sampler, name, self) != value:
-                setattr(self._sampler, name, value)
-
-    def seed(self, seed: int) -> None:
-        """A sampler is in no worker."""

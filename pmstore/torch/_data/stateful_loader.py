@@ -21,12 +21,13 @@ class StatefulLoader(Source):
 
     replays = False
     says_where = True
+    asks = False
     loader: Any
 
     def __init__(self, loader: Any, holders: dict[str, Any]) -> None:
         """Raises: AttachError: its state would not say where it is."""
         _refuse_stateless(loader)
-        super().__init__(loader, holders, [])
+        super().__init__(loader, holders)
         self._first: Any = None  # its state before anything was read from it
         self._at: Any = None  # its state, if that is known: the object of a position
 

@@ -76,13 +76,13 @@ class Together:
 
     # ---- what all do
 
-    def prepare(self, meeting: Meeting) -> None:
-        """Before the end of the step at which it is."""
+    def prepare(self, meeting: Meeting, counted: bool) -> None:
+        """Before the end of the step at which it is; counted: of one that the scheduler counts."""
         self._busy = meeting.busy
         scheduler = self._scheduler
         if scheduler is not None and meeting.commit:
             scheduler.targets[max(meeting.target, 0)].retry_work = 0.0  # what all do is not put off
-            self._agreed.agree(scheduler.steps + 1, meeting.target)
+            self._agreed.agree(scheduler.steps + counted, meeting.target)
 
     def stopped(self) -> None:
         """All ranks have."""

@@ -61,20 +61,16 @@ class Job:
         return peers
 
 
-def job_of(job: Job | None, process_group: Any, timeout: float | None) -> Job | None:
+def job_of(job: Job | None, process_group: Any) -> Job | None:
     """What attach was given, in its long or its short form.
 
-    Raises: TypeError: in both; ValueError.
+    Raises: TypeError: in both.
     """
     if job is not None and not isinstance(job, Job):
         raise TypeError(f"job is a pmstore.torch.Job(process_group, timeout), not {job!r}")
-    if job is not None and (process_group is not None or timeout is not None):
-        raise TypeError("attach takes job=, or process_group= and timeout=, which are in it")
-    if process_group is not None:
-        return Job(process_group) if timeout is None else Job(process_group, timeout)
-    if timeout is not None:
-        raise TypeError("timeout= is of a job of several ranks: attach(process_group='world')")
-    return job
+    if job is not None and process_group is not None:
+        raise TypeError("attach takes process_group=, or job=Job(process_group, timeout)")
+    return Job(process_group) if process_group is not None else job
 
 
 def restarts_will_fail(environment: Mapping[str, str]) -> bool:

@@ -15,8 +15,10 @@ from pmstore.torch._migrate.choices import Choices
 from pmstore.torch._migrate.differences import compare, has_more
 from pmstore.torch._migrate.fitting import Fitting
 from pmstore.torch._migrate.settings import Settings, fingerprint, plain
+from pmstore.torch._state.attributes import conflicts, describe
 from pmstore.torch._state.part import Part
-from pmstore.torch._state.requires_grad import TrainablePart
+from pmstore.torch._state.requires_grad import read_trainable
+from pmstore.torch._step.progress import Progress
 from pmstore.torch.errors import ChangedError, MismatchError
 from pmstore.torch.program import Program
 from pmstore.torch.resume import Resume
@@ -40,6 +42,9 @@ def adapt(store: Store, name: str, program: Program, resume: Resume) -> None:
     noted: dict[str, Any] = store.get(f"{name}/given") or {}
     stored: Mapping[str, Settings] = noted.get("settings", {})
     given, chosen = fingerprint(program), resume.chosen()
+    changed = conflicts(store, f"{name}/attributes", program.models)
+    stored = {**stored, "attributes": {describe(at): was for at, (was, _) in changed.items()}}
+    given["attributes"] = {describe(at): now for at, (_, now) in changed.items()}
     missing, unexpected = _other_pieces(store, name, program, chosen)
     differences = compare(stored, given, {})
     if differences:
@@ -63,6 +68,8 @@ def adapt(store: Store, name: str, program: Program, resume: Resume) -> None:
             return
         with store.transaction():
             fitting.fit(missing, unexpected)
+            if "loops" in chosen and "loops" not in noted.get("resume", {}):
+                Progress.forget_loops(store, name)
             store[f"{name}/about"] = {**about, "format": program.format, "pieces": program.given()}
             note(store, name, program, resume)
             fitting.check()
@@ -118,5 +125,5 @@ def _now(store: Store, name: str, stored: Mapping[str, Settings]) -> dict[str, S
                 ]
             }
     names = list(stored.get("trainable", ()))
-    found["trainable"] = dict(TrainablePart(store, f"{name}/trainable").read(names))
+    found["trainable"] = dict(read_trainable(store, f"{name}/trainable", names))
     return found

@@ -18,6 +18,7 @@ _FRESH_OR_NOT: Answers = (("optimizer", "program"), ("optimizer", "store"))
 _SETTINGS: Answers = (("optimizer", "settings"), *_FRESH_OR_NOT)
 _SCHEDULE: Answers = (("lr_scheduler", "program"), ("lr_scheduler", "settings"))
 _NEXT: Answers = (("data", "next epoch"),)
+_ATTRIBUTES: Answers = (("attributes", "program"), ("attributes", "store"))
 _ANEW: Answers = (("pieces", "program"),)
 
 
@@ -38,7 +39,7 @@ class Difference:
 
     def __str__(self) -> str:
         kind, _, key = self.piece.partition("/")
-        of = "" if kind == "trainable" else f" of {called(kind, key)}"
+        of = "" if kind in ("trainable", "attributes") else f" of {called(kind, key)}"
         group = f", group {self.group}" if self.group is not None else ""
         told = self.answers[:2]
         ways = " or ".join(f'Resume({field}="{value}")' for field, value in told)
@@ -63,6 +64,10 @@ def compare(
             found += [
                 Difference(piece, key, None, ours[key], theirs[key], _ANEW)
                 for key in _changed(ours, theirs)
+            ]
+        elif kind == "attributes":
+            found += [
+                Difference(piece, key, None, ours[key], theirs[key], _ATTRIBUTES) for key in ours
             ]
         elif kind == "trainable":
             found += _of_trainable(ours, theirs, now.get(piece, {}))

@@ -16,11 +16,11 @@ from pmstore.torch._migrate.fit import copy_common
 from pmstore.torch._migrate.fit_optimizer import HeldOptimizer, names_of, stand_in
 from pmstore.torch._migrate.fit_rates import Rates
 from pmstore.torch._migrate.settings import Settings
+from pmstore.torch._state.attributes import take_given
 from pmstore.torch._state.mirror import packed_whole
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import read_layout
 from pmstore.torch._state.part import Part
-from pmstore.torch._state.requires_grad import TrainablePart
 from pmstore.torch._state.sharded import HOW_TO_RESHARD
 from pmstore.torch._state.stateful import StatefulPart
 from pmstore.torch._step.progress import Progress
@@ -110,11 +110,13 @@ class Fitting:
         if "rng" in added and self._pieces.rng is not None:
             self._pieces.rng.write()
         self._fit_loader("loader" in added)
+        if self._choices.hit("attributes", "program", "attributes"):
+            take_given(self._store, f"{self._name}/attributes", self._program.models)
+        self._pieces.find_parameters()
         if self._choices.hit("trainable", "program", "trainable"):
-            trainable = TrainablePart(self._store, f"{self._name}/trainable")
-            trainable.write(*self._pieces.named())
+            self._pieces.trainable.write()
         if self._pieces.gradients is not None:
-            self._pieces.gradients.fit(self._pieces.parameters())
+            self._pieces.gradients.fit()
 
     # ---- the model
 

@@ -12,11 +12,10 @@ import torch
 
 from pmstore import Store
 from pmstore.engine._binding import same_bytes
-from pmstore.objects import values
+from pmstore.objects.structure import encode
 from pmstore.torch._random.memory import Bits, copied, numpy_state, python_state, torch_state
 from pmstore.torch._random.search import Found, lower_python, raise_python
 from pmstore.torch._state.part import Part, raw_bytes
-from pmstore.torch._state.values import split
 
 _GENERATORS: dict[str, tuple[Callable[[], Bits | None], Callable[[], Any]]] = {
     "python": (python_state, lambda: lower_python(random.getstate())),
@@ -137,8 +136,8 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def bits_of(state: Any) -> bytes:
     """Bytes that are other ones when the state is."""
-    skeleton, arrays = split(state)
-    return values.encode(skeleton) + b"".join(raw_bytes(array).tobytes() for array in arrays)
+    encoded, arrays = encode(state)
+    return encoded + b"".join(raw_bytes(array).tobytes() for array in arrays)
 
 
 def check(state: dict[str, Any], generators: Sequence[Found] = ()) -> None:

@@ -141,25 +141,47 @@ class Found:
         self.generator.seed(int.from_bytes(digest, "little") >> 1)
 
 
-def find(roots: dict[str, Any], leave_out: Sequence[Any] = ()) -> list[Found]:
+def find(roots: dict[str, Any]) -> list[Found]:
     """The generators that these objects hold, each once; roots: by the names that places begin
-    with; leave_out: objects that are not looked into.
+    with.
 
     Looked at are attributes, items of lists, tuples and dicts, what bound methods and
     `functools.partial` carry, the variables that functions close over and the globals that they
     name, each again in the same way, within bounds. The default generators are left out.
     """
-    search = _Search(leave_out)
+    search = _Search()
     for name, root in roots.items():
         search.look(name, root)
     return search.found
 
 
+def find_in_modules(modules: dict[str, torch.nn.Module]) -> list[Found]:
+    """The generators that these modules hold, by their names, in the same way; what torch keeps in
+    a module is left out."""
+    search = _Search([*modules.values()])
+    kinds: set[type] = set()
+    for name, module in modules.items():
+        for key, item in list(vars(module).items()):
+            if key not in OF_MODULES and type(item) not in _LEAVES:
+                search.look(f"{name}.{key}" if name else key, item)
+        if type(module) not in kinds:
+            kinds.add(type(module))
+            for place, item in _of_class(name, module):
+                search.look(place, item)
+    return search.found
+
+
+OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
+"""Attributes in which torch keeps what a module has: parameters, modules, hooks."""
+
+
 class _Search:
     """Breadth first: what lies near is found before the bounds are reached."""
 
-    def __init__(self, leave_out: Sequence[Any]) -> None:
+    def __init__(self, leave_out: Sequence[Any] = ()) -> None:
+        """leave_out: objects that are not looked into, and do not count."""
         self.found: list[Found] = []
+        self._most = _MOST_OBJECTS + len(leave_out)
         # the objects too: an id is another's once one is gone
         self._seen: dict[int, Any] = {id(one): one for one in leave_out}
         for default in (torch.default_generator, getattr(random, "_inst", None)):
@@ -175,11 +197,11 @@ class _Search:
             for place, item in level:
                 if type(item) in _LEAVES or id(item) in self._seen:
                     continue
-                if len(self._seen) > _MOST_OBJECTS:
+                if len(self._seen) > self._most:
                     return
                 self._seen[id(item)] = item
                 if not self._take(place, item):
-                    below.extend(_parts(place, item))
+                    below.extend(parts_of(place, item))
             level = below
 
     def _take(self, place: str, item: Any) -> bool:
@@ -207,7 +229,8 @@ _FOREIGN = ("builtins", "torch", "numpy", "abc", "typing", "collections", "rando
 """Packages whose methods name no generator of a program's."""
 
 
-def _parts(place: str, item: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(place: str, item: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, with the places."""
     if isinstance(item, dict):
         for key in list(itertools.islice(item, _MOST_PARTS)):
             yield f"{place}[{key!r}]", item[key]
@@ -229,6 +252,11 @@ def _parts(place: str, item: Any) -> Iterator[tuple[str, Any]]:
     if type(held) is dict:
         for name, part in list(held.items()):
             yield f"{place}.{name}", part
+    yield from _of_class(place, item)
+
+
+def _of_class(place: str, item: Any) -> Iterator[tuple[str, Any]]:
+    """What an object has by its class: slots, what its methods close over, and generators."""
     for kind in type(item).__mro__:
         if kind.__module__.partition(".")[0] in _FOREIGN:
             continue

@@ -24,6 +24,7 @@ from pmstore.engine._binding import Spent
 from pmstore.errors import TransactionError
 from pmstore.objects import array
 from pmstore.torch._state.part import Part
+from pmstore.torch._state.requires_grad import Parameters
 from pmstore.torch._state.sharded import (
     ShardRecord,
     as_recorded,
@@ -60,6 +61,21 @@ def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _cleared(parameter: torch.Tensor) -> torch.Tensor:
+    """A gradient of zeros: in the tensor that the program has as such, which may be a view of a
+    buffer that holds all of them."""
+    held = parameter.grad
+    if (
+        held is None
+        or held.requires_grad
+        or held.layout is not torch.strided
+        or is_sharded(held)
+        or any(step == 0 and size > 1 for size, step in zip(held.shape, held.stride(), strict=True))
+    ):
+        return _zeros_like(parameter)
+    return held.zero_()
+
+
 def _first(gradient: torch.Tensor) -> torch.Tensor:
     return local(gradient).as_strided((1,), (1,))
 
@@ -87,9 +103,10 @@ class GradientKeeper:
     """Keeps gradients of unfinished accumulations in `<path>/<name>`, for as long as they are
     needed, and which there are."""
 
-    def __init__(self, store: Store, path: str, *, sharded: bool) -> None:
+    def __init__(self, store: Store, path: str, parameters: Parameters, *, sharded: bool) -> None:
         """sharded: some gradients may be DTensors."""
         self._store = store
+        self._all = parameters
         # asked for each gradient in each step
         self._version: Callable[[torch.Tensor], int] = (
             version if sharded else attrgetter("_version")
@@ -133,18 +150,15 @@ class GradientKeeper:
         ):
             raise TransactionError(f"{called} would use gradients that it had used {_NOT_KEPT}")
 
-    def write(
-        self, parameters: list[tuple[str, torch.Tensor]], tensors: list[torch.Tensor]
-    ) -> None:
+    def write(self) -> None:
         """Pending until the next commit. The block of a kept one goes when it is not needed twice
         in a row: a loop that accumulates needs the same blocks again.
-
-        parameters: the same list while they are the same; tensors: of it.
 
         Raises: TransactionError: one that was not kept has been added to. Who used it was not seen
             before: a step that a GradScaler left out, for its NaN, or one with a closure.
         """
-        states = self._spent.look(tensors)
+        parameters = self._all.named
+        states = self._spent.look(self._all.tensors)
         written = self._written
         if written is not None and written[0] is parameters and written[1] == states:
             return
@@ -228,10 +242,10 @@ class GradientKeeper:
         else:
             self._store[path] = gradient.detach()
 
-    def fit(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
-        """Drops what is stored of others than these; pending until the next commit."""
+    def fit(self) -> None:
+        """Drops what is stored of others than the parameters; pending until the next commit."""
         stored = self._stored()
-        shapes = {name: local(one).shape for name, one in parameters}
+        shapes = {name: local(one).shape for name, one in self._all.named}
         wrong = [
             name
             for name in stored.kept + stored.idle
@@ -247,7 +261,7 @@ class GradientKeeper:
         if left != stored or not self._which.stored:
             self._write_names(left)
 
-    def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+    def restore(self) -> None:
         """Sets the gradients to what the last commit holds: kept ones, for spent ones zeros with a
         NaN in front, else none."""
         self._which.forget()
@@ -256,7 +270,7 @@ class GradientKeeper:
         self._unknown.clear()
         which = self._stored()
         present, kept = set(which.present), set(which.kept)
-        for name, parameter in parameters:
+        for name, parameter in self._all.named:
             if name not in present:
                 parameter.grad = None
                 continue
@@ -264,7 +278,7 @@ class GradientKeeper:
                 part = self._store[f"{self._path}/{encode_name(name)}"].clone()
                 parameter.grad = as_recorded(part, which.shards[name], parameter)
                 continue
-            parameter.grad = _zeros_like(parameter)
+            parameter.grad = _cleared(parameter)
             if name in kept:
                 parameter.grad.copy_(self._store[f"{self._path}/{encode_name(name)}"])
             elif local(parameter.grad).numel():

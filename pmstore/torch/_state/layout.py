@@ -58,7 +58,7 @@ class Place:
     shard: ShardRecord | None = None
 
 
-def members_of(models: Mapping[str, nn.Module], left_out: set[int]) -> Iterator[Member]:
+def members_of(models: Mapping[str, nn.Module]) -> Iterator[Member]:
     sharded = fsdp.fsdp_parameters()
     for model_key, model in models.items():
         for prefix, module in model.named_modules():
@@ -68,7 +68,7 @@ def members_of(models: Mapping[str, nn.Module], left_out: set[int]) -> Iterator[
                     of_fsdp = sharded.get((id(owner), key)) if sharded else None
                     if of_fsdp is not None:  # whole while it computes
                         tensor = of_fsdp.sharded_param
-                    if tensor is not None and id(tensor) not in left_out:
+                    if tensor is not None:
                         name = full_name(model_key, dot + key)
                         loose = kind == "buffer" and is_loose(module, tensor)
                         yield Member(name, kind, owner, key, tensor, loose, of_fsdp)
@@ -255,7 +255,7 @@ def refuse_resharded(stored: Mapping[str, Place], models: Mapping[str, nn.Module
     tensors = (one for model in models.values() for one in model.parameters())
     if not any(place.shard for place in stored.values()) and not any(map(is_sharded, tensors)):
         return
-    given = plan(list(members_of(models, set())))
+    given = plan(list(members_of(models)))
     other = [name for name in stored if name in given and stored[name].shard != given[name].shard]
     what = "the model is sharded in another way than the one whose state is stored"
     compare({name: stored[name] for name in other}, {name: given[name] for name in other}, what)

@@ -216,11 +216,7 @@ class MirroredModel(ModelBinding):
         given = plan(self._members)
         what = "the model was changed after attach, to one that does not fit its place in the store"
         compare(resized(stored, given), given, what)
-        return {
-            id(before[member.name]): member.tensor
-            for member in self._members
-            if member.kind == "parameter" and before[member.name] is not member.tensor
-        }
+        return self._replaced(before)
 
 
 class MirroredOptimizer(OptimizerBinding):

@@ -47,10 +47,10 @@ class ModelBinding:
         store: Store,
         path: str,
         models: Mapping[str, nn.Module],
-        left_out: Iterable[torch.Tensor] = (),
+        elsewhere: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Changes nothing yet. models: by key; a lone one has the key "". left_out: parameters that
-        something else keeps.
+        """Changes nothing yet. models: by key; a lone one has the key "". elsewhere: parameters
+        that something else keeps: they are followed, and have no place here.
 
         Raises:
             AttachError: a tensor is of a kind that cannot be moved.
@@ -58,8 +58,11 @@ class ModelBinding:
         self._store = store
         self._path = path
         self._models = models
-        self._left_out = {id(parameter) for parameter in left_out}
-        self._members: list[Member] = []
+        away = {id(parameter) for parameter in elsewhere}
+        # the names at which they are, or were
+        self._elsewhere = {one.name for one in members_of(models) if id(one.tensor) in away}
+        self._all: list[Member] = []
+        self._members: list[Member] = []  # all but those
         self._parameters: list[tuple[str, torch.Tensor]] = []
         self._places: Watch | None = None  # of the members; None: to be made
         self._placed: dict[str, Placed] = {}
@@ -179,10 +182,10 @@ class ModelBinding:
         an assignment too."""
         if self._of_fsdp:
             fsdp.reshard(self._models.values())
-        places = {member.name: member for member in self._members}
+        places = {member.name: member for member in self._all}
         if self._linked.look() != SAME:  # modules too may be at other names now
-            places.update((one.name, one) for one in members_of(self._models, self._left_out))
-        for member in self._members:
+            places.update((one.name, one) for one in members_of(self._models))
+        for member in self._all:
             owner, key = places[member.name].owner, places[member.name].key
             if owner.get(key) is not None:
                 owner[key] = member.tensor
@@ -211,6 +214,16 @@ class ModelBinding:
         return self._parameters
 
     @property
+    def names(self) -> dict[int, str]:
+        """Of all parameters, those that are kept elsewhere too: the first of each, by id."""
+        return self._names
+
+    @property
+    def linked(self) -> Watch:
+        """Another object whenever its modules may be others."""
+        return self._linked
+
+    @property
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
         """All that it keeps, under each of their names: "parameter 0.weight"."""
         return [(f"{member.kind} {member.name}", member.tensor) for member in self._members]
@@ -228,11 +241,6 @@ class ModelBinding:
         """The block of one of the model's tensors."""
         return self._placed_of.get(id(tensor))
 
-    def leave_out(self, replaced: Mapping[int, torch.Tensor]) -> None:
-        """Parameters left out are other objects now: by id of the old."""
-        self._left_out -= replaced.keys()
-        self._left_out |= {id(parameter) for parameter in replaced.values()}
-
     def follow(self) -> dict[int, torch.Tensor]:
         """Notices parameters and buffers that are other objects now, as after
         `load_state_dict(assign=True)`. They are brought back by `take_in`.
@@ -246,7 +254,7 @@ class ModelBinding:
         if self.before is None and self._linked.look() == SAME:
             return {}
         if self.before is None:
-            self.before = {member.name: member.tensor for member in self._members}
+            self.before = {member.name: member.tensor for member in self._all}
         return self._follow(self.before)
 
     def followed(self) -> None:
@@ -319,7 +327,7 @@ class ModelBinding:
         self._places = None
 
     def _check_movable(self) -> None:
-        for member in members_of(self._models, self._left_out):
+        for member in self._find()[1]:
             called = f"{member.kind} {member.name}"
             check_movable(called, member.tensor, self.devices)
             if member.fsdp is not None and "cuda" not in self.devices:
@@ -339,8 +347,26 @@ class ModelBinding:
             ):
                 set_apart(member.tensor)
 
+    def _find(self) -> tuple[list[Member], list[Member]]:
+        """All members, and those that are kept here."""
+        every = list(members_of(self._models))
+        if not self._elsewhere:
+            return every, every
+        known = {one.name for one in self._members}
+        # tied to one of them since
+        away = {id(one.tensor) for one in every if one.name in self._elsewhere}
+        return every, [
+            one
+            for one in every
+            if one.name not in self._elsewhere and (one.name in known or id(one.tensor) not in away)
+        ]
+
     def _scan(self) -> None:
-        self._members = list(members_of(self._models, self._left_out))
+        every, self._members = self._find()
+        found = {one.name for one in every}
+        # one that is kept elsewhere, and whose name is gone for now, stays
+        gone = (one for one in self._all if one.name in self._elsewhere - found)
+        self._all = [*every, *gone]
         self._places = None
         self._loose = self._find_loose()
         self._of_fsdp = list({id(one.fsdp): one.fsdp for one in self._members if one.fsdp}.values())
@@ -349,6 +375,10 @@ class ModelBinding:
             if member.kind == "parameter":
                 first.setdefault(id(member.tensor), (member.name, member.tensor))
         self._parameters = list(first.values())
+        self._names: dict[int, str] = {}
+        for member in self._all:
+            if member.kind == "parameter":
+                self._names.setdefault(id(member.tensor), member.name)
         # where modules keep parameters, buffers and modules
         self._linked = watch(
             table
@@ -379,22 +409,27 @@ class ModelBinding:
         """Looks at the model anew; its names, shapes and dtypes must be those of the store. May be
         repeated with the same tensors of before."""
         self._check_movable()
-        now = plan(list(members_of(self._models, self._left_out)))
+        now = plan(self._find()[1])
         what = "the model was changed after attach, to one that does not fit its place in the store"
         way = 'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
         compare(resized(self._layout(), now), now, what, (way,))
         self._scan()
         alive = {id(member.tensor): self._placed[member.name] for member in self._members}
         for name, old in before.items():
-            if id(old) not in alive:
+            if name in self._placed and id(old) not in alive:
                 # Whoever still holds the old object sees the stored values, as before.
                 placed = self._placed[name]
                 if local(old).shape == placed.shape and not placed.holds(old):
                     placed.bind(old)
         self._placed_of = alive
         self._tell_fsdp()
+        return self._replaced(before)
+
+    def _replaced(self, before: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Parameters that are other objects than before, by id of those."""
         return {
             id(before[member.name]): member.tensor
-            for member in self._members
-            if member.kind == "parameter" and before[member.name] is not member.tensor
+            for member in self._all
+            if member.kind == "parameter"
+            and before.get(member.name, member.tensor) is not member.tensor
         }

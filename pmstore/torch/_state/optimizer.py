@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,10 +110,11 @@ class OptimizerBinding:
 
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Those that are in no module, with a name that none in a module can have."""
-        known = self._known()
+        """Those that the model does not keep: what is in no module has a name that none in a module
+        can have."""
+        known, names = self._known(), self._names()
         return [
-            (self._name_extra(index), one)
+            (names.get(id(one), self._name_extra(index)), one)
             for index, one in enumerate(self.parameters)
             if id(one) not in known
         ]
@@ -124,6 +125,9 @@ class OptimizerBinding:
 
     def _name_extra(self, index: int) -> str:
         return f"{under('optimizer', self._key)}..{index}"
+
+    def _names(self) -> Mapping[int, str]:
+        return self._model.names if self._model is not None else {}
 
     def _known(self) -> set[int]:
         return {id(one) for _, one in self._model.parameters} if self._model is not None else set()
@@ -200,13 +204,12 @@ class OptimizerBinding:
         parameters = self.parameters
         rest = self._rest.read()
         for index, parameter in enumerate(parameters):
-            state = self._optimizer.state.get(parameter, {})
+            state = self._optimizer.state.setdefault(parameter, {})
             for key in [key for key, value in state.items() if not isinstance(value, torch.Tensor)]:
                 del state[key]
-            for key, value in rest.get(index, {}).items():
-                self._optimizer.state[parameter][key] = value
+            state.update(rest.get(index, {}))
             if not state:
-                self._optimizer.state.pop(parameter, None)  # as before its first step
+                del self._optimizer.state[parameter]  # as before its first step
         for key in [key for key in self._optimizer.state if not isinstance(key, torch.Tensor)]:
             del self._optimizer.state[key]
         for key, value in rest.get("others", {}).items():
@@ -444,6 +447,4 @@ class OptimizerBinding:
         self._layout, self._order = layout, self.parameters
 
     def describe_groups(self) -> list[dict[str, Any]]:
-        named = self._model.parameters if self._model is not None else ()
-        names = {id(tensor): name for name, tensor in named}
-        return _describe(self._optimizer, type(self._optimizer).__name__, names)
+        return _describe(self._optimizer, type(self._optimizer).__name__, self._names())

@@ -17,9 +17,9 @@ from pmstore.torch.errors import AttachError
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 
 
-def _constant(item: object) -> bool:
+def is_constant(item: object) -> bool:
     """Whether the object is data that cannot change."""
-    return type(item) in _IMMUTABLE or (type(item) is tuple and all(map(_constant, item)))
+    return type(item) in _IMMUTABLE or (type(item) is tuple and all(map(is_constant, item)))
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -69,12 +69,14 @@ def holds_constants(optimizer: Optimizer) -> bool:
     for group in groups:
         if type(group) is not dict or type(group["params"]) is not list:
             return False
-        if not all(_constant(value) for key, value in group.items() if key != "params"):
+        if not all(is_constant(value) for key, value in group.items() if key != "params"):
             return False
     for key, held in state.items():
         if not isinstance(key, torch.Tensor) or type(held) is not dict:
             return False
-        if not all(isinstance(value, torch.Tensor) or _constant(value) for value in held.values()):
+        if not all(
+            isinstance(value, torch.Tensor) or is_constant(value) for value in held.values()
+        ):
             return False
     return True
 

@@ -10,11 +10,11 @@ import torch
 
 from pmstore import Store
 from pmstore.base.held import Held
-from pmstore.engine._binding import encode, same_bytes
-from pmstore.objects import values
-from pmstore.torch._state.values import Array, join, split
+from pmstore.engine._binding import same_bytes
+from pmstore.objects.structure import Array, encode, join
+from pmstore.objects.values import Encoded
 
-_ARRAYS = (torch.Tensor, np.ndarray)
+_ARRAYS = (torch.Tensor, np.ndarray, torch.nn.Parameter)
 
 
 def raw_bytes(array: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -36,7 +36,7 @@ def _copy(to: Array, array: Array) -> None:
     """Its bits, into one of its kind, shape and dtype, whose strides may be others."""
     if isinstance(to, torch.Tensor):
         assert isinstance(array, torch.Tensor)
-        to.copy_(array.detach())
+        to.detach().copy_(array.detach())
     else:
         np.copyto(to, array, casting="no")
 
@@ -59,8 +59,26 @@ def _arrays(held: Held, path: str) -> Iterator[Array]:
 
 
 def _joined(skeleton: Any, arrays: Sequence[Array]) -> Any:
-    return join(
-        skeleton, [one.clone() if isinstance(one, torch.Tensor) else one.copy() for one in arrays]
+    return join(skeleton, [_copied(one) for one in arrays])
+
+
+def _copied(array: Array) -> Array:
+    if not isinstance(array, torch.Tensor):
+        return np.array(array, order="C")
+    made: torch.Tensor = array.detach().clone()
+    if isinstance(array, torch.nn.Parameter):
+        return torch.nn.Parameter(made, array.requires_grad)
+    made.requires_grad = array.requires_grad
+    return made
+
+
+def _fits(here: Array, array: Array) -> bool:
+    """Whether the array differs from the stored one in its bytes alone."""
+    return (
+        type(here) is type(array)
+        and here.dtype == array.dtype
+        and here.shape == array.shape
+        and getattr(here, "requires_grad", False) == getattr(array, "requires_grad", False)
     )
 
 
@@ -89,12 +107,7 @@ class Part:
             TypeError: it holds something that is not data.
             StoreFullError: nothing of the array or value at hand was written.
         """
-        known = encode(state, _ARRAYS)
-        if known is None:
-            skeleton, arrays = split(state)
-            encoded = values.encode(skeleton)
-        else:
-            encoded, arrays = known
+        encoded, arrays = encode(state, _ARRAYS)
         held = self._held()
         for index, array in enumerate(arrays):
             self._put(index, array, held)
@@ -102,7 +115,7 @@ class Part:
             self._store.pop(f"{self.path}/{len(held) - 1}", None)
             held.pop()
         if encoded != self._bytes:
-            self._store[f"{self.path}/value"] = split(state)[0] if known else skeleton
+            self._store[f"{self.path}/value"] = Encoded(encoded)
             # after the write: an interrupt between the two only costs a second write
             self._bytes = encoded
 
@@ -122,12 +135,7 @@ class Part:
 
     def _put(self, index: int, array: Array, held: list[Array]) -> None:
         here = held[index] if index < len(held) else None
-        if (
-            here is not None
-            and type(here) is type(array)
-            and here.dtype == array.dtype
-            and here.shape == array.shape
-        ):
+        if here is not None and _fits(here, array):
             if not same_bytes(here, array):  # nor if it does not know
                 _copy(here, array)
             return

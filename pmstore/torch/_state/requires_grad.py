@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from pmstore import Store
 from pmstore.engine._binding import trained
 
 
+class Parameters:
+    """A run's parameters: the same lists while they are the same."""
+
+    __slots__ = ("named", "tensors")
+
+    def __init__(self) -> None:
+        self.set([])
+
+    def set(self, named: list[tuple[str, torch.Tensor]]) -> None:
+        self.named = named
+        self.tensors = [one for _, one in named]
+
+
 class TrainablePart:
     """Keeps each parameter's `requires_grad`: `<path>`, the names of those without."""
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Store, path: str, parameters: Parameters) -> None:
         self._store = store
         self._path = path
+        self._all = parameters
         self._written: list[str] | None = None  # what is stored, if known
         self._seen: tuple[list[tuple[str, torch.Tensor]], bytes] | None = None  # then, if known
 
-    def write(
-        self, parameters: list[tuple[str, torch.Tensor]], tensors: list[torch.Tensor]
-    ) -> None:
-        """Pending until the next commit.
-
-        parameters: the same list while they are the same; tensors: of it.
-        """
-        flags = trained(tensors)
+    def write(self) -> None:
+        """Pending until the next commit."""
+        parameters = self._all.named
+        flags = trained(self._all.tensors)
         if self._seen is None or self._seen[0] is not parameters or self._seen[1] != flags:
             self._seen = None
             self._write(parameters)
@@ -36,16 +48,17 @@ class TrainablePart:
             self._store[self._path] = frozen
             self._written = frozen
 
-    def restore(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
+    def restore(self) -> None:
         """Sets them to what the last commit holds. A run of an earlier version says nothing."""
         self._written, self._seen = self._store.get(self._path), None
         if self._written is not None:
             frozen = set(self._written)
-            for name, parameter in parameters:
+            for name, parameter in self._all.named:
                 if parameter.requires_grad == (name in frozen):
                     parameter.requires_grad_(name not in frozen)
 
-    def read(self, names: list[str]) -> dict[str, bool]:
-        """By name; nothing for a run of an earlier version."""
-        frozen = self._store.get(self._path)
-        return {} if frozen is None else {name: name not in frozen for name in names}
+
+def read_trainable(store: Store, path: str, names: Sequence[str]) -> dict[str, bool]:
+    """What is stored, by name; nothing for a run of an earlier version."""
+    frozen = store.get(path)
+    return {} if frozen is None else {name: name not in frozen for name in names}

@@ -7,13 +7,12 @@ takes effect with everything else the transaction wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from pmstore import Store
 from pmstore.objects.slots import Slots
@@ -22,7 +21,6 @@ from pmstore.torch._state.heap import UNFIT, Placed, check_movable, set_apart
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import parameters_of
-from pmstore.torch._state.replacing import Replacing
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.slot_views import (
     Kept,
@@ -32,9 +30,9 @@ from pmstore.torch._state.slot_views import (
     make_views,
     slot_bytes,
 )
-from pmstore.torch._state.watched import SAME, Synced, watch
+from pmstore.torch._state.watched import Synced
 from pmstore.torch.errors import AttachError, MismatchError
-from pmstore.torch.keys import called, full_name
+from pmstore.torch.keys import called
 from pmstore.torch.optim.base import NativeOptimizer
 
 
@@ -54,7 +52,6 @@ class SlottedBinding(OptimizerBinding):
         key: str,
         optimizer: NativeOptimizer,
         model: ModelBinding | None,
-        models: Mapping[str, nn.Module],
     ) -> None:
         """Changes nothing yet.
 
@@ -68,7 +65,6 @@ class SlottedBinding(OptimizerBinding):
             )
         super().__init__(store, path, key, optimizer, model)
         self._native = optimizer
-        self._models = models
         self._views: tuple[SlotViews, SlotViews] | None = None
         self._arrays: list[Any] = []
         self._slots: Slots | None = None
@@ -151,11 +147,6 @@ class SlottedBinding(OptimizerBinding):
         self._tables.clear()
 
     def bind(self) -> None:
-        places = {**self._linked(), **self._find_links()}
-        for name, (_, _, parameter) in self._linked().items():
-            owner, key, _ = places[name]
-            if owner.get(key) is not None:
-                owner[key] = parameter  # a roll back undoes an assignment too
         if self._views is None:
             self._place()
         assert self._views is not None
@@ -222,21 +213,6 @@ class SlottedBinding(OptimizerBinding):
         return table
 
     # ---- while it trains
-
-    @property
-    def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        names = self._names()
-        return [
-            (names.get(id(one), self._name_extra(index)), one)
-            for index, one in enumerate(self.parameters)
-        ]
-
-    def _names(self) -> dict[int, str]:
-        names: dict[int, str] = {}
-        for key, model in self._models.items():
-            for name, one in model.named_parameters():
-                names.setdefault(id(one), full_name(key, name))
-        return names
 
     @property
     def kept(self) -> list[torch.Tensor]:
@@ -383,62 +359,6 @@ class SlottedBinding(OptimizerBinding):
 
     def _pairs(self) -> list[tuple[torch.Tensor, Placed]]:
         return []
-
-    def take_in(self) -> dict[int, torch.Tensor]:
-        """Follows parameters that are other objects now (by `assign=True`), by id of the old."""
-        links, pending = self._linked(), self.replacing is not None
-        if self._tables_of_modules.look() == SAME and not pending:
-            return {}
-        now = {**links, **self._find_links()}
-        replaced: dict[int, torch.Tensor] = {}
-        for name, (_, _, old) in links.items():
-            new = now[name][0].get(now[name][1])
-            if new is not None and new is not old:
-                replaced[id(old)] = new
-        if replaced or pending:
-            self.replace(replaced, links)
-            if self._model is not None:
-                self._model.leave_out(replaced)
-        # one whose name is gone for now stays
-        self._links = {
-            name: (owner, key, replaced.get(id(links[name][2]), links[name][2]))
-            for name, (owner, key, _) in now.items()
-            if name in links
-        }
-        self._watch_modules()
-        self.replacing = None
-        if replaced or pending:
-            self.collect()
-        return replaced
-
-    replacing: Replacing | None
-    # of each name of a parameter: where a module has it, under what, and the parameter
-    _links: dict[str, tuple[dict[str, Any], str, torch.Tensor]] | None = None
-
-    def _linked(self) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
-        if self._links is None:
-            mine = {id(parameter) for parameter in self.parameters}
-            links = self._find_links()
-            self._watch_modules()
-            self._links = {name: one for name, one in links.items() if id(one[2]) in mine}
-        return self._links
-
-    def _find_links(self) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
-        return {
-            f"{model}/{name}.{key}": (module._parameters, key, one)
-            for model, of in self._models.items()
-            for name, module in of.named_modules()
-            for key, one in module._parameters.items()
-            if one is not None
-        }
-
-    def _watch_modules(self) -> None:
-        self._tables_of_modules = watch(
-            table
-            for of in self._models.values()
-            for module in of.modules()
-            for table in (module._parameters, module._modules)
-        )
 
     def describe_groups(self) -> list[dict[str, Any]]:
         kind = f"pmstore.{type(self._native).__name__}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from pmstore import Store
 from pmstore.torch._random.search import Generator, as_generator
@@ -69,8 +70,14 @@ def as_stateful(name: str, given: Any) -> Stateful:
     """A generator, or anything with state_dict and load_state_dict.
 
     Raises:
-        AttachError: it is neither.
+        AttachError: it is neither, or a loader.
     """
+    if isinstance(given, DataLoader):  # its state counts a batch before the step that trains on it
+        raise AttachError(
+            f"stateful[{name!r}] is a {type(given).__qualname__}, whose batches are taken before "
+            "the step begins that they are trained in: give it as loader=, and iterate "
+            "run.epochs() or run.batches()"
+        )
     generator = as_generator(given)
     if generator is not None:
         return _GeneratorState(generator)

@@ -1,49 +1,39 @@
-"""A transaction block that ends a training step."""
+"""A step by hand: `with run.next_step():`."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal
 
-import torch
-
-from pmstore.torch._step.losses import check_loss
+from pmstore.torch._step.loops import Loops
+from pmstore.torch._step.state import Event, StepState
 from pmstore.torch._step.steps import Steps
+from pmstore.torch.errors import RolledBackError
 
 
-class RunTransaction:
-    """A transaction block that ends a step; `Run.transaction` makes it.
+class NextStep:
+    """A step that begins where the block is entered and ends where the next one is; leaving the
+    block says that it is complete. `Run.next_step` makes it."""
 
-    Attributes:
-        loss: of the step, for the policy; may be set inside.
-    """
+    __slots__ = ("_loops", "_steps")
 
-    __slots__ = ("_steps", "loss")
-
-    def __init__(self, steps: Steps, loss: float | torch.Tensor | None) -> None:
+    def __init__(self, steps: Steps, loops: Loops) -> None:
         self._steps = steps
-        self.loss: float | torch.Tensor | None = loss
+        self._loops = loops
 
-    def __enter__(self) -> RunTransaction:
-        self._steps.require()
-        self._steps.transactions += 1
-        return self
+    def __enter__(self) -> None:
+        self._loops.begin_by_hand()
 
     def __exit__(self, kind: object, *_: object) -> Literal[False]:
-        steps = self._steps
-        steps.transactions -= 1
-        if steps.transactions:
-            return False
-        if kind is not None:
-            if steps.attached:
-                steps.done.keep("a transaction block was left by an error")
-                steps.roll_back()
-            return False
-        try:
-            check_loss(self.loss)
-            steps.end(self.loss)  # always commits
-        except BaseException:
-            # Not committed, or committed and interrupted after it: both ways the last commit is
-            # what holds.
-            steps.roll_back()
-            raise
+        step = self._steps.step
+        if not step.within:
+            return False  # it was taken back inside
+        step.within = False
+        if kind is None:
+            if step.state is StepState.OPEN:
+                step.go(Event.MARK)
+        elif self._steps.attached:
+            # the program's own error goes on; a loop that it goes on with raises
+            with suppress(RolledBackError):
+                self._steps.roll_back()
         return False

@@ -3,49 +3,100 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pmstore import Store
 from pmstore.torch._data.position import Place, Position
-from pmstore.torch.lookahead import Lookahead
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
 _FOUR = struct.Struct("=4q")
 
 
+class LoopRecord(NamedTuple):
+    """A loop that the run has begun, in the order of the first beginnings.
+
+    Attributes:
+        kind: "epochs", "batches", "steps" or "by hand".
+        name: that the program gave it, or "".
+        n: how far it goes: epochs or steps, as asked for last; None: no end.
+        base: data epochs that were over when it began, if it has a name: it counts for itself.
+        over: a later one has begun, so that it hands out nothing unless it is asked for more.
+    """
+
+    kind: str
+    name: str
+    n: int | None
+    base: int
+    over: bool = False
+
+    @property
+    def called(self) -> str:
+        """The call that begins it, for messages."""
+        if self.kind == "by hand":
+            return "run.next_step()"
+        what = "n" if self.kind == "steps" else "epochs"
+        given = (
+            "" if self.n is None else str(self.n) if self.kind != "batches" else f"{what}={self.n}"
+        )
+        name = f"name={self.name!r}" if self.name else ""
+        return f"run.{self.kind}({', '.join(filter(None, (given, name)))})"
+
+
 class Progress:
-    """Where a run is, and the four numbers `<name>/progress` that say so in the store: steps, data
-    epoch, batch, and whether the optimizer is in the middle of a step.
+    """Where a run is. The store holds
+
+    `<name>/progress`   finished steps, data epoch, batch, whether an update is under way
+    `<name>/scopes`     epochs that are over, the epoch whose head is over plus one, steps of the
+                        present `run.steps` loop, whether the run was stopped. A run of an earlier
+                        version has none: a data epoch that has begun had its head
+    `<name>/loops`      the loops that were begun, in order, and the counts of those of `run.steps`
+                        that are not the present one
 
     Attributes:
         finished: steps that are finished, committed or not.
         place: in the data.
-        lookahead: watches the loop over the data that goes on, if any.
+        over: epochs of `run.epochs` that are over, with their tails.
+        head: the newest epoch whose head is over, plus one.
+        count: steps of the present `run.steps` loop, or of the one before.
+        stopped: `run.stop()` has ended the run, until it is asked for more.
+        loops: that were begun, in any life.
         stale: the store was rolled back, and what Python holds is not yet.
+        rollbacks: of the store, that Python has followed.
         restored: how often Python followed the store; a loop over the data sees by it.
     """
 
-    def __init__(self, store: Store, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def __init__(
+        self, store: Store, name: str, numbers: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> None:
         self.finished: int = 0
         self.place: Place = Place()
-        self.lookahead: Lookahead | None = None
+        self.over: int = 0
+        self.head: int = 0
+        self.count: int = 0
+        self.stopped: bool = False
+        self.loops: list[LoopRecord] = []
         self.stale = False
         self.restored: int = 0
+        self._counts: dict[str, int] = {}  # of loops of run.steps, by name
+        self._counter: str = ""  # the name that `count` is of
         self._store = store
+        self._name = name
         self._numbers = numbers
         self._raw = numbers.data.cast("B")  # of it: packed in one go
+        self._scopes: Any = None  # as it is stored; None: not yet
+        self._written: tuple[int, ...] | None = None  # what it holds, if known
         self._handle = store._core.pool.handle
         self._committed = 0
         self._seen_epoch = store.epoch  # the store's, when _committed was last brought up to date
-        self._rollbacks = store.rollbacks  # of the store, that Python has followed
+        self.rollbacks: int = store.rollbacks
 
     @classmethod
     def create(cls, store: Store, name: str) -> Progress:
         """Of a new run; pending until the next commit."""
-        return cls(store, store.zeros(f"{name}/progress", (4,), "int64"))
+        return cls(store, name, store.zeros(f"{name}/progress", (4,), "int64"))
 
     @classmethod
     def open(cls, store: Store, name: str) -> Progress:
@@ -59,7 +110,7 @@ class Progress:
             np.dtype(np.int64),
         ):
             raise ValueError(f"{name}/progress is not four numbers")
-        return cls(store, numbers)
+        return cls(store, name, numbers)
 
     @property
     def torn(self) -> bool:
@@ -76,7 +127,7 @@ class Progress:
     def followed(self) -> bool:
         """Whether Python has followed every roll back of the store."""
         core = self._store._core
-        return core.pool.rollbacks() + core.moves == self._rollbacks
+        return core.pool.rollbacks() + core.moves == self.rollbacks
 
     def settle(self) -> None:
         """Notices a commit, whoever made it and whatever interrupted what followed: the store says
@@ -94,28 +145,66 @@ class Progress:
         self._store.will_write(self._numbers, *writes)
         self._numbers[_MIDSTEP] = 1
 
-    def end_of_step(self, finished: int) -> None:
-        """The place counts the step's batches as trained on. Raises: LookaheadError."""
-        if self.lookahead is not None:
-            self.lookahead.finish()
-        self.place.finish(finished)
-
     def write(self, finished: int) -> None:
         """Pending until the next commit."""
         done = self.place.done
         _FOUR.pack_into(self._raw, 0, finished, done.data_epoch, done.batch, 0)
+        scopes = self.over, self.head, self.count, self.stopped
+        if scopes != self._written:
+            if self._scopes is None:
+                self._scopes = self._store.require(f"{self._name}/scopes", (4,), "int64")
+            self._scopes[:] = scopes
+            self._written = scopes
+
+    # ---- loops
+
+    def begin_loop(self, index: int, record: LoopRecord) -> None:
+        """The loop of that number begins, or begins again, and those before it are over; pending
+        until the next commit. Where it is the next number, it is a new one."""
+        earlier = (one._replace(over=True) for one in self.loops[:index])
+        self.loops = [*earlier, record, *self.loops[index + 1 :]]
+        if record.kind == "steps" and record.name != self._counter:
+            self._counts[self._counter] = self.count
+            self._counter, self.count = record.name, self._counts.pop(record.name, 0)
+        self._store[f"{self._name}/loops"] = {
+            "loops": [list(one) for one in self.loops],
+            "counter": self._counter,
+            "counts": self._counts,
+        }
+
+    @staticmethod
+    def forget_loops(store: Store, name: str) -> None:
+        """The loops of a program that was edited begin anew, but for what they have counted;
+        pending until the next commit."""
+        stored: Any = store.get(f"{name}/loops")
+        if stored is not None:
+            store[f"{name}/loops"] = {**stored, "loops": []}
+
+    # ---- going back
 
     def touch(self) -> None:
         """Something is pending, whatever was: for a roll back that counts."""
         self._numbers[_MIDSTEP] ^= 1
 
     def restore(self) -> None:
-        """Is where the store's last commit was."""
-        step, data_epoch, batch, _ = (int(number) for number in self._numbers)
+        """Is where the store's last commit was.
+
+        Raises: KeyError, TypeError, ValueError: it is not as a run was stored.
+        """
+        step, data_epoch, batch, _ = self._numbers.tolist()
+        self._written, self._scopes = None, self._store.get(f"{self._name}/scopes")
+        if self._scopes is None:
+            over, head, count, stopped = data_epoch, data_epoch + (batch > 0), 0, 0
+        else:
+            over, head, count, stopped = self._written = tuple(self._scopes.tolist())
+        stored: Any = self._store.get(f"{self._name}/loops")
+        if stored is None:
+            stored = {"loops": [], "counter": "", "counts": {}}
+        self.loops = [LoopRecord(*one) for one in stored["loops"]]
+        self._counter, self._counts = stored["counter"], dict(stored["counts"])
+        self.over, self.head, self.count, self.stopped = over, head, count, bool(stopped)
         self.place.restore(Position(data_epoch, batch))
-        if self.lookahead is not None:
-            self.lookahead.roll_back()
         self.finished = self._committed = step
         self._seen_epoch = self._store.epoch
-        self._rollbacks = self._store.rollbacks
+        self.rollbacks = self._store.rollbacks
         self.restored += 1

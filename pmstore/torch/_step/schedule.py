@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from types import FrameType
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -43,31 +41,25 @@ LOSS_BUDGET = 0.03
 def rule_for(
     store: Store,
     policy: CommitPolicy | CommitScheduler | Literal["auto"] | None,
-    max_loss: float | None,
     tiers: Sequence[str],
 ) -> CommitPolicy | CommitScheduler | None:
-    """What attach's `policy` and `max_loss` mean for this store. None: every step commits.
+    """What attach's `policy` means for this store. None: every step commits.
 
     "auto" is a rule about what a commit costs here. In memory that is next to nothing: every step
     commits. On a disk commits wait for it.
 
-    Raises: TypeError, ValueError.
+    Raises: TypeError.
     """
     if policy != AUTO:
-        if max_loss is not None:
-            raise TypeError(
-                f'max_loss={max_loss!r} is of policy="auto": other rules say themselves when to '
-                "commit, as EverySeconds(1.0) does"
-            )
-        return policy if isinstance(policy, CommitScheduler | None) else rule_of(policy)
-    if max_loss is not None:
-        rule = Auto(max_loss=max_loss)
+        rule = policy if isinstance(policy, CommitScheduler | None) else rule_of(policy)
     elif store.domain == "file":
         rule = Auto(max_loss=MAX_LOSS, loss_budget=LOSS_BUDGET)
     else:
         rule = Auto(max_loss=0.0)
-    chooses = any(not store.tiers[tier].every for tier in tiers)
-    return None if rule.max_loss == 0.0 and not chooses else rule
+    if isinstance(rule, Auto) and rule.max_loss == 0.0:
+        chooses = any(not store.tiers[tier].every for tier in tiers)
+        return rule if chooses else None
+    return rule
 
 
 def check_schedule(
@@ -127,7 +119,10 @@ class Schedule:
         scheduler: None: every step commits.
         decision: of the scheduler, about the last commit, or the step that was ended last.
         pending: the commit of the step that was ended last, if it was not waited for.
-        unasked: the program gave a policy, and has ended no step by `end_step` yet.
+        capture: writes what Python holds into the store, before each commit.
+        foreign: the scheduler is one of the program's own, whose targets commit the store.
+        guarded: something may tell the run to stop.
+        flushes: tiers are flushed to after commits.
     """
 
     def __init__(
@@ -157,14 +152,15 @@ class Schedule:
         self.guard = guard
         self.decision: Decision = NOTHING
         self.pending: PendingCommit | None = None
-        self.unasked: bool = False
+        self.capture: Callable[[], None] = lambda: None
+        self.foreign: bool = policy is not None and not self._own
+        self.guarded: bool = guard is not None or self.foreign
+        self.flushes: bool = bool(self._flushed)
         self._wait = True
-        self._commits = 0
         self._together: Together | None = None
         self._stopped = False  # in a job
         self._timer, self._cost = IterationTimer(), CostModel()  # without a scheduler
         self._mark: float | None = None
-        self._unwatch: Callable[[], None] = lambda: None
         self._leave: weakref.finalize[[], Schedule] | None = None
         if guard is not None and guard.enter():
             self._leave = weakref.finalize(self, guard.__exit__)
@@ -179,24 +175,10 @@ class Schedule:
         self._together = Together(self._store, self.scheduler, self.guard, self._flushed)
         return self._together.meetings
 
-    def note(self, ask: bool, run: str) -> None:
-        """A policy that was given for nothing is not kept quiet about."""
-        if self.unasked and (ask or self._commits):
-            self.unasked = False
-            if not ask:
-                warnings.warn(
-                    f"the run {run!r} was given a policy, which run.end_step(loss) asks at the end "
-                    "of each step; run.commit(loss) commits every time. Write run.end_step(loss) "
-                    "in the loop, or give attach no policy",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-        self._commits += not ask
-
-    def prepare(self, meeting: Meeting | None) -> None:
+    def prepare(self, meeting: Meeting | None, counted: bool) -> None:
         """Before the end of a step, in a job."""
         if self._together is not None and meeting is not None:
-            self._together.prepare(meeting)
+            self._together.prepare(meeting, counted)
 
     def end(
         self,
@@ -204,35 +186,50 @@ class Schedule:
         optimizer: Optimizer | None,
         meeting: Meeting | None = None,
         *,
-        ask: bool,
+        counted: bool,
+        commit: bool,
         wait: bool,
     ) -> bool:
-        """A step has ended: commits the store. Returns whether it did, or has begun to.
+        """A step has ended; or, if it is not counted, a head, a tail or a loop. Commits the store
+        if the policy says so, or commit. Returns whether it did, or has begun to.
 
-        ask: only if the policy says so. wait: False: `pending` is the commit, which goes on; but
-        the last one before the run stops is waited for. meeting: in a job, what all ranks have
-        agreed to do at this step.
+        wait: False: `pending` is the commit, which goes on; but the last one before the run stops
+        is waited for. meeting: in a job, what all ranks have agreed to do at this step.
         """
-        before, last, self.pending = self._store.epoch, self.ends(meeting), None
-        commit = not ask or last or (meeting is not None and meeting.commit)
-        self._wait = wait or last
-        if self.scheduler is not None:
-            if optimizer is not None:
-                self.scheduler.learning_rate(optimizer.param_groups[0]["lr"])
-            self.decision = self.scheduler.step(loss, commit=not ask and not last)
-        if self.pending is None and (
-            self.scheduler is None or (commit and self._store.epoch == before)
-        ):
-            if self._wait and self.guard is not None and self.scheduler is None:
+        last = (self.guarded or meeting is not None) and self.ends(meeting)
+        self.pending, self._wait = None, wait or last
+        scheduler = self.scheduler
+        if scheduler is None:
+            if not self._wait:
+                self._commit()
+            elif self.guard is not None:
                 with self._measured(self.guard):
                     self._commit()
             else:
-                self._commit()
-        self._finish(last)
+                self.capture()
+                self._store.commit()
+            if last:
+                self._finish(last)
+            return True
+        before = self._store.epoch
+        commit = commit or last or (meeting is not None and meeting.commit)
+        if self.foreign:
+            self.capture()
+        if counted:
+            if optimizer is not None:
+                scheduler.learning_rate(optimizer.param_groups[0]["lr"])
+            self.decision = scheduler.step(loss, commit=commit and not last)
+        else:
+            self.decision = scheduler.between(commit=commit and not last)
+        if commit and self.pending is None and self._store.epoch == before:
+            self._commit()
+        if last:
+            self._finish(last)
         return self.pending is not None or self._store.epoch != before
 
     def _commit(self) -> PendingCommit | None:
         """The store, or the handle of that."""
+        self.capture()
         if self._wait:
             self._store.commit()
         else:
@@ -281,35 +278,13 @@ class Schedule:
         if self.scheduler is not None:
             self.decision = self.scheduler.wind_up()
         if self._store.epoch == before:
-            self._store.commit()
+            self._commit()
         self._finish(True)
-
-    def keep(self, reason: str) -> None:
-        """Commits what is finished, now, whatever the policy says."""
-        before, self._wait, self.decision = self._store.epoch, True, NOTHING
-        if self.scheduler is not None:
-            self.decision = self.scheduler.commit(reason=reason)
-            if self.guard is not None and self.guard.noticed():
-                self.scheduler.announce()
-        if self._store.epoch == before:
-            self._store.commit()
 
     def spare(self) -> None:
         """The program ends, and loses nothing."""
         if self.scheduler is not None:
             self.scheduler.life.spared = True
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """What happens meanwhile is no step, however long it takes."""
-        with self.scheduler.paused() if self.scheduler is not None else nullcontext():
-            yield
-        self._mark = None
-
-    def watch(self, react: Callable[[FrameType | None], bool]) -> None:
-        """Has it called when a notice comes: see `PreemptionGuard.on_notice`."""
-        assert self.guard is not None
-        self._unwatch = self.guard.on_notice(react)
 
     def _finish(self, told: bool) -> None:
         """A run does not go on after the commit that a notice has brought about."""
@@ -323,8 +298,6 @@ class Schedule:
 
     def close(self) -> None:
         """The run ends: the signal handlers of before come back."""
-        self._unwatch()
-        self._unwatch = lambda: None
         if self._leave is not None:
             self._leave()
         if self._together is not None:
@@ -357,7 +330,10 @@ class Schedule:
         finished, position = self._progress.finished, self._progress.place.done
         taken = position.data_epoch * length + position.batch
         share = finished / taken if taken and finished else 1.0
-        total = max(round(epochs * length * share), 1)
+        return self.expect_steps(max(round(epochs * length * share), 1))
+
+    def expect_steps(self, total: int) -> int:
+        """Tells the scheduler how many steps the job has. Returns it."""
         if self.scheduler is not None and self._own:
             self.scheduler.expect(total)
         return total

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 
 from pmstore import Store
-from pmstore.base.words import counted
+from pmstore.base.words import counted as words
 from pmstore.course.writer import Course, clock
 from pmstore.distributed.meetings import Meeting
 from pmstore.distributed.membership import Membership
@@ -18,28 +19,39 @@ from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.torch._data.source import Source
 from pmstore.torch._state.optimizer import OptimizerBinding
+from pmstore.torch._step.log import Log
+from pmstore.torch._step.others import Others
 from pmstore.torch._step.progress import Progress
+from pmstore.torch._step.run_state import RunState
 from pmstore.torch._step.schedule import Schedule
-from pmstore.torch.begun import Begun
-from pmstore.torch.errors import AttachError, records
-from pmstore.torch.finished import Finished
+from pmstore.torch._step.state import BeforeForward, Event, Kind, OpenStep, StepState
+from pmstore.torch.errors import AttachError, RolledBackError, UnfinishedStepError, records
 from pmstore.torch.parts import Pieces
-from pmstore.torch.unheld import Unheld
+
+_log = logging.getLogger("pmstore")
 
 
 class Steps:
     """Ends the steps of a run and takes them back, so that the store and what Python holds agree.
 
+    What Python holds goes into the store with a commit. A step that is finished and not committed
+    writes nothing beyond its tensors; the next commit, or leaving the store normally, keeps it.
+
     Attributes:
-        transactions: blocks of `Run.transaction` that are open, one in the other.
-        pending: of the last commit that was not waited for.
-        loss, given: that the last commit was given, and the last finished step.
+        step: the one that is open.
+        pending: the last commit, if it was not waited for.
+        loss: that the last commit was given; given: the last finished step.
         data_unused: no loop over the loader was begun, and nobody was told.
         counts: fields of `RunStats`.
-        done: finished steps that no commit holds yet.
         job: this rank's part in it; None: the run is alone.
         course: losses, times and decisions, which the store keeps.
+        log: what `run.log` was given. state: plain values of the program.
+        at_end: called once, after the commit of the open step.
         ends: called when the run is detached, or the store closed.
+        went_back_to: given the kind of the step that was open, and whether anything was taken back,
+            says what of the program's way is lost (see `Loops`).
+        in_loop: a loop was begun in this process.
+        unsaved: a step, a head or a tail has ended that no commit holds.
     """
 
     def __init__(self, store: Store, name: str, pieces: Pieces, progress: Progress) -> None:
@@ -48,9 +60,7 @@ class Steps:
         self.name: str = name
         self.pieces: Pieces = pieces
         self.progress: Progress = progress
-        self.begun: Begun = Begun(store, pieces)
-        self.done: Finished = Finished(self)
-        self.transactions = 0
+        self.step: OpenStep = OpenStep()
         self.pending: PendingCommit | None = None
         self.loss: float | torch.Tensor | None = None
         self.given: float | torch.Tensor | None = None
@@ -60,8 +70,19 @@ class Steps:
         self.schedule: Schedule = Schedule(store, name, progress)  # until attach has another
         self.job: Membership | None = None
         self.course: Course = Course(store, name, progress.committed)
-        self.ends: list[Callable[[], None]] = []
+        self.log: Log = Log(store, name)
+        self.state: RunState = RunState(store, name)
+        self.at_end: list[Callable[[], object]] = []
+        optimizers = [one.optimizer for one in pieces.optimizers.values()]
+        self.others: Others = Others(name, optimizers, pieces.keepers, pieces.parameters)
+        self.ends: list[Callable[[], None]] = [self.others.unwatch]
+        self.went_back_to: Callable[[Kind | None, bool], str] = lambda kind, pending: ""
+        self.in_loop: bool = False
+        self.unsaved: bool = False
+        self._guards = store._guards
+        self._handle = store._core.pool.handle
         self._handles: list[Any] = []
+        self._optimizer: Any = next(iter(optimizers), None)
 
     @property
     def attached(self) -> bool:
@@ -77,10 +98,15 @@ class Steps:
             for binding in self.pieces.bindings:
                 binding.bind()
             self.progress.settle()
-            self.begun.end(committed=True)
+        if self.pieces.pack is not None:
+            self._versions = [one._version for one in self.pieces.tensors()]
+        self._rates = self._rates_now()
         self.store.guard_commits(self)
-        self._handles.append(Unheld(self))
-        self._handles += self.begun.watch(self.pieces.modules)
+        self.others.watch()
+        before_forward = BeforeForward(self.step)
+        self._handles += [
+            model.register_forward_pre_hook(before_forward) for model in self.pieces.modules
+        ]
         for binding in self.pieces.optimizers.values():
             optimizer: Any = binding.optimizer
             before, after = self._before_update, self._after_update
@@ -93,13 +119,11 @@ class Steps:
 
     def use(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        if schedule.guard is not None:
-            self.begun.before = self.stop
-            schedule.watch(self.done.secure)
+        schedule.capture = self._capture
 
     def detach(self) -> None:
-        if self.attached and self.pieces.pack is None and self._torn():
-            self.progress.begin_update([])
+        if self.attached and self.pieces.pack is None and self.step.used:
+            self.progress.begin_update([])  # half a step stays in the tensors: the store says so
         self.schedule.close()
         for handle in self._handles:
             handle.remove()
@@ -109,165 +133,310 @@ class Steps:
         if self.pieces.pack is not None and not self.store.closed:
             self.pieces.pack.release()
         self.detached = True
+        self._guards.let_go(self)
         self._end_all()
 
     def expect(self, epochs: int | None, source: Source) -> None:
         """How many data epochs the run has in all, and over what."""
         self.course.last_step = self.schedule.expect(epochs, source)
 
-    # ---- the end of a step
+    # ---- a step
 
-    def end(
-        self,
-        loss: float | torch.Tensor | None,
-        *,
-        ask: bool = False,
-        wait: bool = True,
-        agree: bool = False,
-    ) -> bool:
-        """See `Run.commit`; with ask, which leaves it to the policy, `Run.end_step`."""
-        self.schedule.note(ask, self.name)
-        if self.job is None:
-            return self._end(loss, ask, wait)
+    def begin(self, kind: Kind) -> None:
+        """A step begins. The store holds the run from now on, until a loop is over.
+
+        Raises: TransactionError: a step of this run, or of another one of the store, is open.
+        """
+        if self._guards.held is not self:
+            self._guards.hold(self)
+        self.others.moved = None  # what the program trained between two steps is its own
+        self.step.begin(kind)
+
+    def ask(self, *, commit: bool = False) -> None:
+        """The next step is asked for: the one that is open ends. If the guard was told to stop, so
+        does the program. commit: whatever the policy says.
+
+        Raises: SystemExit: with status 0; all is committed. TransactionError; what a commit raises.
+        """
         self.require()
+        if commit or self.step.state is not StepState.IDLE:
+            self.end(commit=commit)
+        if self.schedule.guarded and self.schedule.told:
+            self._leave()
+
+    def end(self, *, commit: bool = False) -> None:
+        """The open step ends, if one is, and the policy says whether to commit; commit: it does in
+        any case."""
+        step = self.step
+        if step.state is not StepState.IDLE:
+            if step.thread != get_ident() or step.task is not None:
+                step.check_caller()
+            if step.updating:
+                step.check_whole()
+        if step.state is StepState.OPEN or step.state is StepState.MARKED:
+            assert step.kind is not None
+            end = self._finish if self.job is None else self._meet
+            end(step.kind.counted, commit)
+        elif commit:
+            self._end(False, True)
+        step.state = StepState.IDLE
+        step.within = False
+
+    def boundary(self) -> None:
+        """Commits what is pending, and ends the step that is open, if one is: a loop begins or is
+        over. The store need not hold the run."""
+        self.require()
+        self.end(commit=True)
+        self._guards.let_go(self)
+
+    def settle(self) -> None:
+        """Commits what is pending, if anything is. Ranks of a job do that together, whether one of
+        them alone has written something or not."""
+        self._land()
+        if self.job is not None or self.unsaved or self.store.written():
+            self.boundary()
+        else:
+            self._guards.let_go(self)
+
+    def commit(self, *, agree: bool) -> None:
+        """See `Run.commit`."""
+        self.require()
+        step = self.step
+        if step.kind is Kind.HEAD and step.state is not StepState.IDLE:
+            raise TransactionError(
+                "run.commit() in the head of an epoch: what stands there is committed with its "
+                "first batch"
+            )
+        if step.state is StepState.OPEN or step.state is StepState.MARKED:
+            step.check_caller()
+            step.check_whole()
+            assert step.kind is not None
+            if step.kind is Kind.TAIL:
+                self.progress.over = self.progress.head
+            apart = step.kind is Kind.HAND and not step.within  # its block was left
+            if apart and step.stopping:
+                self.progress.stopped = True
+            self._end(step.kind.counted, True)
+            step.go(Event.COMMIT)
+            if agree and self.job is not None:
+                self.job.settle()
+            if apart:
+                step.close()
+                self._guards.let_go(self)
+            return
+        self._land()
+        if self.store.written():
+            if step.state is StepState.ENDED:
+                raise TransactionError(
+                    "run.commit(): this step was ended by run.commit(), and what was written "
+                    "since then goes with the next one"
+                )
+            raise TransactionError(
+                "run.commit() outside of a step: what was written since the last one is the head "
+                "of the next loop and is committed with its beginning, or when `with "
+                "pmstore.open(...)` is left. store.commit() keeps what is set up before a loop, "
+                "and is done again at each start of the program"
+            )
+        if agree and self.job is not None:
+            self.job.settle()
+
+    def _end(self, counted: bool, commit: bool) -> None:
+        """counted: of a step, and not of a head, a tail or a loop."""
+        (self._finish if self.job is None else self._meet)(counted, commit)
+
+    def _meet(self, counted: bool, commit: bool) -> None:
+        """The same in a job, whose ranks do it together."""
+        assert self.job is not None
         if self.pending is not None:
             self.pending.join()  # then it gets its ticket
-        with self.job.turn(commit=not ask) as meeting:
-            self.schedule.prepare(meeting)
-            committed = self._end(loss, ask, wait, meeting)
-        if agree:
-            self.job.settle()
-        return committed
+        with self.job.turn(commit=commit) as meeting:
+            self.schedule.prepare(meeting, counted)
+            self._finish(counted, commit, meeting)
 
-    def _end(
-        self,
-        loss: float | torch.Tensor | None,
-        ask: bool,
-        wait: bool,
-        meeting: Meeting | None = None,
-    ) -> bool:
+    def _finish(self, counted: bool, commit: bool, meeting: Meeting | None = None) -> None:
         began = clock()
-        self.require()
-        if self.data_unused and self.begun.updating:
-            self.data_unused = False
-            warnings.warn(
-                f"attach was given a loader, but no batch of it was taken by run.batches(), so "
-                f"that the place of the run {self.name!r} in the data is not known: after a resume "
-                "the data begins anew. Write `for batch in run.batches(epochs=...)`, or give "
-                "attach no loader",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        landed = self.pending is not None
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
-            pending.join()
-            self.course.landed()
-        self.progress.settle()
-        self.store.refuse_half(but=self)
-        self.done.begin()
-        committed = False
+        landed = self.pending is not None and self._land()
+        progress, step, schedule = self.progress, self.step, self.schedule
+        before, values = progress.finished, step.values
+        if self.at_end and self.job is None:
+            commit = True
+        wait = commit or self.pieces.pack is None or schedule.foreign
+        loss = None
+        self._guards.committing = self
         try:
-            self._write()
-            self.given = loss.detach() if isinstance(loss, torch.Tensor) else loss
-            self.course.add(self.progress.finished, self.given, began)
-            optimizer = next((one.optimizer for one in self.pieces.optimizers.values()), None)
-            try:
-                # that one: a flush takes what is committed now, and waits for what is under way
-                if landed and not wait:
-                    self.schedule.flush()
-            finally:
-                committed = self.schedule.end(loss, optimizer, meeting, ask=ask, wait=wait)
-                self.pending = self.schedule.pending
+            if counted:
+                progress.finished = before + 1
+                if self.others.moved is not None or self.others.suspects:
+                    self.others.check(used=step.used)
+                self.given = loss = values.get("loss") if values else None
+                self.course.add(before + 1, loss, began)
+            if values:
+                self.log.add(progress.finished, values)
+                step.values = {}
+            if landed and not wait:
+                schedule.flush()  # takes what is committed now, and waits for what is under way
+            committed = schedule.end(
+                loss, self._optimizer, meeting, counted=counted, commit=commit, wait=wait
+            )
+            self.pending = schedule.pending
+        except BaseException:
+            progress.settle()
+            if counted and progress.committed > before:  # interrupted behind the commit
+                step.state = StepState.ENDED
+                step.values = {}
+            else:
+                progress.finished = before
+            raise
         finally:
-            if self.begun.ended:
-                self.begun.end(committed=committed and self.pending is None)
+            self._guards.committing = None
+        self.counts["steps"] += counted
+        self.unsaved = not committed
+        step.used = False
+        if values:
+            step.values = {}
+        if values:
+            step.values = {}
         if committed:
-            self.committed(began)
-        elif self.job is None:
-            self.done.set()
-        return committed
+            self._committed(began)
 
-    def committed(self, began: float) -> None:
-        """All finished steps are, or will be as soon as the commit under way is over. began: when
-        that was."""
-        self.progress.settle()
-        self.counts["commits"] += 1
-        self.loss = self.given
-        self.course.committed(clock() - began, self.schedule.decision)
-        self.course.safe(self.progress.finished, under_way=self.pending is not None)
-        if self.pending is None:
-            self.schedule.flush()
+    def _tell_unused(self) -> None:
+        self.data_unused = False
+        _log.warning(
+            "%s: attach was given a loader, but no batch of it was taken from the run %r, so that "
+            "its place in the data is not known: after a resume the data begins anew. Iterate "
+            "run.epochs() or run.batches(), or give attach no loader",
+            *(self.store.path, self.name),
+        )
 
-    # ---- told to stop
-
-    def stop(self) -> None:
-        """Before a step begins: if the guard was told to stop, finished steps are committed before
-        anything of the next is written."""
-        if not (self.attached and self.schedule.told) or self._why() or self.store.in_transaction:
-            return
-        if self.progress.finished != self.progress.committed:
-            began = clock()
-            self.schedule.stop()
-            self.begun.end(committed=True)
-            self.committed(began)
-
-    def leave(self) -> None:
-        """Before a batch is given out: if the guard was told to stop, the program ends, unless the
-        batch belongs to a step that has begun.
-
-        Raises: SystemExit: with status 0; every finished step is committed.
-        """
-        if self.schedule.told and not self._why():
-            self.stop()
-            raise SystemExit(0)
-
-    def _write(self) -> None:
+    def _capture(self) -> None:
         """Brings the store up to date with what Python holds; pending."""
         progress = self.progress
-        finished = progress.finished + 1
-        progress.place.forwards = self.begun.forwards
-        progress.end_of_step(finished)
         self.pieces.write(progress.place)
-        progress.write(finished)
+        progress.write(progress.finished)
+        log, state = self.log, self.state
+        if log.waiting or log.loggers:
+            log.write()
+        if state.values or state.stored:
+            state.write()
         if self.job is not None:
-            self.job.write(finished)
-        progress.finished = finished
-        self.begun.ended = True
-        self.counts["steps"] += 1
+            self.job.write(progress.finished)
+
+    def _committed(self, began: float) -> None:
+        """All finished steps are, or will be as soon as the commit under way is over. began: when
+        that was."""
+        progress, under_way = self.progress, self.pending is not None
+        progress.settle()
+        self.counts["commits"] += 1
+        self.loss = self.given
+        self.course.committed(began, self.schedule.decision, progress.finished, under_way)
+        if not under_way:
+            if self.log.loggers:
+                self.log.tell()
+            if self.schedule.flushes:
+                self.schedule.flush()
+        while self.at_end:
+            self.at_end.pop(0)()
+
+    def _land(self) -> bool:
+        """The commit that was not waited for is over. Returns whether there was one.
+
+        Raises: what that commit raises.
+        """
+        if self.pending is None:
+            return False
+        pending, self.pending = self.pending, None
+        pending.join()
+        self.course.landed()
+        self.progress.settle()
+        self.log.tell()
+        return True
+
+    def _leave(self) -> None:
+        """The guard was told to stop. Raises: SystemExit: with status 0; all is committed."""
+        if self.job is not None:
+            self.job.leave()
+        elif not self.schedule.finished:
+            began = clock()
+            self._guards.committing = self
+            try:
+                self._land()
+                self.schedule.stop()
+                self._committed(began)
+            finally:
+                self._guards.committing = None
+        raise SystemExit(0)
+
+    # ---- going back
 
     def roll_back(self) -> None:
         """See `Run.rollback`."""
         if self.detached:
             raise self._gone()
-        self.done.forget()
+        pending = self.unsaved or self.store.written()
+        kind = self._open_kind
+        self.go_back()
+        self.counts["rollbacks"] += 1
+        self._check_way(kind, pending)
+
+    @property
+    def _open_kind(self) -> Kind | None:
+        return None if self.step.state is StepState.IDLE else self.step.kind
+
+    def _check_way(self, kind: Kind | None, pending: bool) -> None:
+        if told := self.went_back_to(kind, pending):
+            raise RolledBackError(
+                f"the run {self.name!r} was taken back to step {self.progress.committed}, {told}"
+            )
+
+    def changed(self) -> bool:
+        """Whether the program has written into the store, or set other learning rates, since it was
+        attached. (Nothing is asked of its own objects.)"""
+        return self.store.written() or self._rates != self._rates_now()
+
+    def _rates_now(self) -> list[Any]:
+        return [
+            group.get("lr")
+            for binding in self.pieces.optimizers.values()
+            for group in binding.optimizer.param_groups
+        ]
+
+    def go_back(self) -> None:
+        """To the last commit, store and program."""
+        self.step.close(Event.BACK)
+        self.step.values = {}
+        self.step.stopping = False
+        self.at_end.clear()
         # until both sides agree: an interrupt in between is made good by the next call
         self.progress.stale = True
         self.store.rollback()
-        self.counts["rollbacks"] += 1
         if self.job is not None:
             self.job.rolled_back()
         self._restore()
+        self._guards.let_go(self)
 
     def go_to(self, change: Callable[[], None]) -> None:
         """Takes back what is not committed; then change commits another state, which Python
         follows. If that raises, both are at the last commit.
 
         Raises: TransactionError: another run of the store is in the middle of a step; what change
-            raises.
+            raises. RolledBackError: the program's loops have to begin again.
         """
         self.require()
-        self.store.refuse_half(but=self)
+        self._guards.before_commit()
         # Other runs of the store see by a roll back that they have to follow. One of nothing would
         # not count.
         self.progress.touch()
-        self.roll_back()
+        kind = self._open_kind
+        self.go_back()
         self.progress.stale = True
+        self._guards.committing = self
         try:
             change()
         finally:
+            self._guards.committing = None
             self.store.rollback()  # of nothing, but mirrors follow
             self._restore()
+        self._check_way(kind, True)
 
     def rewind_one(self) -> None:
         """To the commit before the last. See `Run.rewind`."""
@@ -278,19 +447,24 @@ class Steps:
             )
         place = f"{self.name}/given"
         given = self.store.get(place)
-        self.go_to(self.store.rewind)
+
+        def change() -> None:
+            self.store.rewind()
+            if self.store.get(place) != given:  # settings changed in the step that was taken back
+                self.store[place] = given
+
         self.loss = None
-        if self.store.get(place) != given:  # settings changed in the step that was taken back
-            self.store[place] = given
+        self.go_to(change)
 
     # ---- around optimizer.step
 
     def _before_update(
         self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
     ) -> None:
-        if not self.attached:
+        if self._handle.closed:
             return
         self.require()
+        self.step.update()
         if self.job is not None:
             if self.pieces.loader is None:
                 self.job.updated()
@@ -298,11 +472,6 @@ class Steps:
         pack, gradients = self.pieces.pack, self.pieces.gradients
         if pack is not None:
             pack.fence()
-        if (pack is None or not pack.under_way) and self.store.in_transaction:
-            raise TransactionError(
-                f"optimizer.step() of {self.name!r} inside `with store.transaction()`, which would "
-                "commit the step without what Python holds of it: use `with run.transaction()`"
-            )
         # so that the step updates what the model computes with; what left the heap is taken in by
         # the commit
         self.pieces.follow()
@@ -311,13 +480,13 @@ class Steps:
             gradients.refuse_unknown(binding.called, binding.parameters)
         if pack is None:  # else the store holds nothing of a step before its commit
             self.progress.begin_update(binding.writes())
-        self.begun.updating = True
 
     def _after_update(
         self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
     ) -> None:
-        if not self.attached:
+        if self._handle.closed:
             return
+        self.step.updating -= 1
         self.pieces.spend(binding)
         if binding.behind:
             binding.collect()
@@ -325,53 +494,95 @@ class Steps:
     # ---- the store asks (see `pmstore.objects.guards.Guard`)
 
     def half(self) -> str:
-        why = self._why()
-        return why and (
-            f"the run {self.name!r} is in the middle of a training step: {why}, and the step was "
-            "not ended by run.end_step(), run.commit() or run.transaction(). End it so, or take it "
-            "back with run.rollback(); to evaluate between steps, use model.eval() or "
-            "torch.no_grad()"
-        )
-
-    def running(self) -> bool:
-        if self.rolled_back or self.begun.over or self.schedule.finished:
-            return False
-        return self.store.written()
-
-    def lost(self, orderly: bool) -> str:
         if self.rolled_back:
             return ""
-        committed = self.progress.committed
-        steps = self.progress.finished - committed
-        finished = f", {counted(steps, 'finished step')} among it" if steps else ""
-        if not orderly:
+        if self.step.state is not StepState.IDLE:
             return (
-                f"what the run {self.name!r} wrote since its last commit, with step {committed}, "
-                f"is lost{finished}"
-                if steps
-                else ""
+                f"a step of the run {self.name!r} is open, and only the run commits it: "
+                "run.commit() ends it here and now, the next batch ends it by itself, "
+                "run.rollback() takes it back"
             )
-        if why := self._why():
-            when = f"in the middle of a training step of the run {self.name!r}: {why}"
-        else:
-            when = f"by an exit, while the run {self.name!r} was between two steps or within one"
-        return (
-            f"the store was left {when}. It is as of its last commit, with step {committed}; what "
-            f"was written since then is lost{finished}. To keep it, end the step by run.commit(), "
-            "or take half a step back by run.rollback() and call store.commit(). With "
-            "attach(guard=PreemptionGuard()) a program that is told to stop finishes its step"
-        )
+        if self._redone():
+            return (
+                f"what was written to the model or the optimizer of the run {self.name!r} before "
+                "its first loop was done in an earlier start of the program, and the run has "
+                "trained since then: a commit would overwrite that. The loop takes it back by "
+                "itself, run.rollback() does now"
+            )
+        return ""
 
-    def leaving(self, half: bool) -> bool:
+    def _redone(self) -> bool:
+        """Whether the program has not come to its loops yet, which began in an earlier life, and
+        has written to what they train."""
+        if self.in_loop or not self.progress.loops:
+            return False
+        if self.pieces.pack is not None:
+            return [one._version for one in self.pieces.tensors()] != self._versions
+        memory = self.pieces.memory()
+        return bool(memory) and self.store.written(memory)
+
+    def capture(self) -> None:
+        """Somebody else commits the store: finished steps are part of it."""
+        if self.unsaved and not self.rolled_back:
+            self._capture()
+
+    def lost(self) -> str:
+        return self.half()
+
+    def leaving(self) -> bool:
+        """Commits what the program has finished. Raises: UnfinishedStepError, TransactionError."""
+        step = self.step
+        if self.rolled_back:
+            return False
+        if self.data_unused and self.counts["steps"]:
+            self._tell_unused()
+        if step.state is StepState.IDLE:
+            if why := self.half():
+                if self.job is not None:
+                    self.job.leave(half=True)
+                raise TransactionError(why)
+            if self.unsaved:
+                self.end(commit=True)
+            self._land()
+            self.log.write(wait=True)
+            return False
+        if step.state is StepState.OPEN:
+            if self.job is not None:
+                self.job.leave(half=True)
+            assert step.kind is not None
+            raise UnfinishedStepError(
+                f"`with pmstore.open(...)` was left in a step of the run {self.name!r} (of "
+                f"{step.kind.called}), and nobody said that it is complete: it is taken back, to "
+                f"step {self.progress.committed}. Before a break or return, run.end_step() says "
+                "that the step is complete, and run.stop() that the run is over"
+            )
+        if step.stopping:
+            self.progress.stopped = True
+        self.end(commit=True)
+        self._land()
+        self.log.write(wait=True)
         return False
+
+    def dropping(self) -> None:
+        """What is not committed is taken back: one line of the log says so."""
+        if self.rolled_back:
+            return
+        progress, lost = self.progress, []
+        if steps := progress.finished - progress.committed:
+            lost.append(words(steps, "finished step"))
+        if self.step.state is not StepState.IDLE:
+            lost.append("the step that was open")
+        if lost:
+            _log.warning(
+                "%s: the run %r goes back to step %d: %s taken back",
+                *(self.store.path, self.name, progress.committed),
+                " and ".join(lost) + (" is" if lost == ["the step that was open"] else " are"),
+            )
+        elif not self.store.written():
+            self.schedule.spare()
 
     def went_back(self) -> None:
         pass
-
-    def raising(self) -> None:
-        self.done.keep("the program ends")
-        if self.done.none_lost():
-            self.schedule.spare()
 
     def ending(self, kept: bool, raising: bool) -> None:
         pass
@@ -386,24 +597,10 @@ class Steps:
         while self.ends:
             self.ends.pop()()
 
-    def _why(self) -> str:
-        """What has begun the step that is under way; "": none is, or it was rolled back."""
-        if self.rolled_back:
-            return ""
-        return "run.transaction() is open" if self.transactions else self.begun.why
-
     @property
     def rolled_back(self) -> bool:
         """Whether the store holds nothing of this run that is pending."""
         return self.detached or self.progress.stale or not self.progress.followed
-
-    def _torn(self) -> bool:
-        """Whether a step is under way that has written."""
-        return (
-            bool(self._why())
-            and (self.begun.forward or self.begun.updating)
-            and (self.begun.written())
-        )
 
     # ---- two sides that agree
 
@@ -412,14 +609,17 @@ class Steps:
 
         Raises: AttachError: detached; TransactionError: rolled back by other means.
         """
-        if not self.detached and not self.progress.stale and self.progress.followed:
+        progress, core = self.progress, self.store._core
+        if not (self.detached or progress.stale) and (
+            core.pool.rollbacks() + core.moves == progress.rollbacks
+        ):
             return
         if self.detached:
             raise self._gone()
-        if self.progress.stale:
+        if progress.stale:
             self.store.rollback()
             self._restore()
-        elif not self.store.closed and not self.progress.followed:
+        elif not self.store.closed and not progress.followed:
             raise TransactionError(
                 "the store was rolled back by other means than run.rollback(), so that what Python "
                 "holds (generators, scheduler, place in the data) is no longer what the store "
@@ -438,13 +638,15 @@ class Steps:
         with records(self.store.path, self.name):
             progress.stale = True
             self.pending = self.loss = self.given = None
+            self.unsaved = False
             pieces.restore(opened=opened)
             progress.restore()
             if pieces.loader is not None:
                 pieces.loader.restore(progress.place)
             self.schedule.rolled_back()
             self.course.rolled_back(progress.committed)
+            self.log.rolled_back()
+            self.state.restore()
             if pieces.rng is not None:  # last: nothing above may draw a number afterwards
                 pieces.rng.restore()
-            self.begun.end(committed=True)
             progress.stale = False

@@ -1,21 +1,28 @@
-"""Python-side state (state_dicts, RNG states) as a plain value and a list of arrays.
+"""Structures (state_dicts, states of generators) as a plain value and a list of arrays.
 
 A store holds values and, under names of their own, arrays. A state_dict mixes the two, and has
 types a store refuses to guess at. `split` takes it apart: the *skeleton* holds everything a store
 can hold as a value, with marks where an array or a collection of another type was; the arrays come
-beside it. `join` puts it together again.
+beside it. `join` puts it together again. `encode` gives the skeleton as the bytes that are stored.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 
-Array = np.ndarray[Any, Any] | torch.Tensor
+from pmstore.engine import _binding
+from pmstore.objects import values
+from pmstore.objects.readonly import PLAIN
+from pmstore.objects.tensor import is_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+Array: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
 
 # A dict with this key is a mark. A user's dict that has it too is wrapped as the pairs of a mark.
 _MARK = "pmstore"
@@ -25,6 +32,19 @@ _MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
     "Counter": Counter,
 }
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def encode(state: Any, arrays: tuple[type, ...] = (np.ndarray,)) -> tuple[bytes, list[Array]]:
+    """Returns the bytes of the skeleton, and the arrays: what `split` and `values.encode` make, in
+    one pass. arrays: types that are arrays in it; other ones are found too, more slowly.
+
+    Raises: TypeError, as `split`.
+    """
+    known = _binding.encode(state, arrays)
+    if known is not None:
+        return known
+    skeleton, found = split(state)
+    return values.encode(skeleton), found
 
 
 def split(state: Any) -> tuple[Any, list[Array]]:
@@ -41,11 +61,11 @@ def split(state: Any) -> tuple[Any, list[Array]]:
 
 
 def _split(item: Any, arrays: list[Array], where: str) -> Any:
-    kind = type(item)
+    kind = PLAIN.get(type(item), type(item))
     if kind in _PLAIN or isinstance(item, np.generic):
         return item
-    if isinstance(item, (np.ndarray, torch.Tensor)):
-        arrays.append(item.detach() if isinstance(item, torch.Tensor) else item)
+    if isinstance(item, np.ndarray) or is_tensor(item):
+        arrays.append(item)
         return {_MARK: "array", "index": len(arrays) - 1}
     if kind is list or kind is tuple:
         return kind(_split(part, arrays, f"{where}[{index}]") for index, part in enumerate(item))
@@ -72,7 +92,7 @@ def _split(item: Any, arrays: list[Array], where: str) -> Any:
         if kind is deque:
             marked["maxlen"] = item.maxlen
         return marked
-    if isinstance(item, (torch.dtype, torch.device)):
+    if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
         return {_MARK: kind.__name__, "name": str(item)}
     for base in (int, float, str, bytes):
         if isinstance(item, base):  # an IntEnum, a str of another class: its plain value
@@ -103,7 +123,7 @@ def join(skeleton: Any, arrays: Sequence[Array]) -> Any:
     >>> join(*split({"milestones": Counter([30, 80]), "seen": {1, 2}}))
     {'milestones': Counter({30: 1, 80: 1}), 'seen': {1, 2}}
     """
-    kind = type(skeleton)
+    kind = PLAIN.get(type(skeleton), type(skeleton))
     if kind is list or kind is tuple:
         return kind(join(part, arrays) for part in skeleton)
     if kind is not dict:
@@ -124,10 +144,12 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
         if name == "deque":
             return deque(parts, mark["maxlen"])
         return set(parts) if name == "set" else frozenset(parts)
-    if name == "device":
-        return torch.device(mark["name"])
-    if name == "dtype" and isinstance(
-        dtype := getattr(torch, mark["name"].removeprefix("torch."), None), torch.dtype
-    ):
-        return dtype
+    if name in ("dtype", "device"):
+        import torch
+
+        if name == "device":
+            return torch.device(mark["name"])
+        dtype = getattr(torch, mark["name"].removeprefix("torch."), None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
     raise ValueError(f"a stored state has a mark that this version does not know: {name!r}")

@@ -1,4 +1,4 @@
-"""The loop over the data of a run."""
+"""The batches of a loader from any place in the data."""
 
 from __future__ import annotations
 
@@ -9,87 +9,11 @@ from typing import Any
 from pmstore.torch._data.position import Held, Position
 from pmstore.torch._data.source import Source
 from pmstore.torch._random import defaults as rng
-from pmstore.torch._step.steps import Steps
-from pmstore.torch.lookahead import Lookahead
 
 _END = object()
-_LOOKS = 16
-"""Batches of a loop after which generators are looked for that were made while one was loaded."""
 
 
-class DataLoops:
-    """The loops of one run: one goes on at a time."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._loop: object | None = None  # the one that goes on
-        self._ended: int | None = None  # `epochs` of the last one that came to its end
-
-    def close(self) -> None:
-        """No loop goes on after this; worker processes end."""
-        self._loop = None
-        loader = self._steps.pieces.loader
-        if loader is not None:
-            loader.source.close()
-
-    def batches(self, source: Source, epochs: int | None, ahead: int | None) -> Iterator[Any]:
-        """See `Run.batches`."""
-        loop = self._loop = object()
-        steps, progress = self._steps, self._steps.progress
-        place = progress.place
-        steps.data_unused = False
-        place.begin(ahead or 0)
-        watch = progress.lookahead = Lookahead(place, ahead)
-        steps.begun.over = False
-        restored = progress.restored
-        reader = Reader(source, place.done, lambda: steps.expect(epochs, source))
-        empty = True
-        while True:
-            watch.ask()
-            try:
-                loaded = reader.load(epochs, place.again, careful=place.ahead > 0)
-            except Exception:
-                steps.leave()  # who stops a job may have ended the loader's processes as well
-                raise
-            if loaded is None:
-                break
-            empty = False
-            steps.leave()
-            given, before = loaded
-            place.forwards = steps.begun.forwards
-            place.hand_out(reader.behind, before)
-            watch.hand_out(given[0])
-            if steps.job is not None:
-                steps.job.took_batch()
-            yield given.pop()  # the program alone says how long it lives
-            if self._loop is not loop:
-                raise RuntimeError(
-                    "another loop over run.batches() has begun, or the run was detached: one at a "
-                    "time"
-                )
-            steps.require()
-            if progress.restored != restored:
-                restored = progress.restored
-                watch.require()
-                # go on after the last committed batch
-                place.begin(0)
-                watch = progress.lookahead = Lookahead(place, ahead)
-                reader.go_to(place.done)
-        if empty and epochs == self._ended == 1:  # the default, in a loop over epochs
-            raise ValueError(
-                f"run.batches(epochs={epochs}) has come to its end already: epochs is how many "
-                "data epochs the run has in all. In a loop over them write `for epoch in "
-                "range(run.data_epoch, epochs): for batch in run.batches(epochs=epoch + 1)`"
-            )
-        self._ended = epochs
-        place.forwards = steps.begun.forwards
-        place.end(reader.behind)
-        watch.end()
-        steps.begun.over = not steps.begun.forward
-        steps.schedule.expect_no_more()
-
-
-class Reader:
+class Cursor:
     """Loads one batch after the other, over the ends of epochs.
 
     Attributes:
@@ -105,12 +29,15 @@ class Reader:
         self._opens = opens
         self._batches: Iterator[Any] | None = None
         self._watched = rng.Watched(source)
-        self._looks = _LOOKS
         self._begun: dict[str, Any] | None = None  # the generators when `begin` returned
 
     def go_to(self, behind: Position) -> None:
         self.behind = behind
         self._batches = self._begun = None
+
+    def next_epoch(self) -> None:
+        """To the end of the present epoch."""
+        self.go_to(Position(self.behind.data_epoch + 1, state=self._source.state()))
 
     def begin(self) -> None:
         """Opens a new epoch now, and not with its first batch: it draws as `iter(loader)` does.
@@ -155,11 +82,10 @@ class Reader:
                     self._batches = self._open_again(here)
                 batch, before = self._load_next(held, careful)
                 if batch is _END:
-                    # worker processes end here
-                    self.go_to(Position(here.data_epoch + 1, state=source.state()))
+                    self.next_epoch()  # worker processes end here
                     continue
                 self.behind = here.next(source.state())
-            if self._looks and self._made_late(here, now):
+            if source.looks and self._made_late(here, now):
                 self.go_to(here)
                 continue
             if held is not None:
@@ -203,8 +129,8 @@ class Reader:
     def _made_late(self, here: Position, now: dict[str, Any] | None) -> bool:
         """Looks for generators that were made while the batch was loaded. Returns whether it has to
         be loaded again: they have a stored state."""
-        self._looks -= 1
         source = self._source
+        source.looks -= 1
         new = {one.place for one in source.look()}
         known = new & source.late.keys()
         if not known or now is None:

@@ -1,0 +1,272 @@
+"""What a program logs of its steps: numbers by name, kept in the store, and told to loggers."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from pmstore import Store
+
+_ROWS = 1024
+"""Of one array. A row is a step, the number of a name, from 1, and a value."""
+_STEP, _NAME, _VALUE = range(3)
+_LOGGERS = 16
+
+Values: TypeAlias = dict[str, float]
+
+
+class ScalarWriter(Protocol):
+    """As `torch.utils.tensorboard.SummaryWriter` is, and those of the same shape."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
+
+
+class LogFunction(Protocol):
+    """As `wandb.log` and `mlflow.log_metrics` are."""
+
+    def __call__(self, values: Values, step: int) -> Any: ...
+
+
+class _OnDevice:
+    """A number on an accelerator, which is copied on the stream's own time."""
+
+    __slots__ = ("_buffer", "_event")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._event: Any = None
+        self._buffer = tensor.detach().reshape(())
+        if tensor.is_cuda:
+            number = torch.empty((), dtype=torch.float64, pin_memory=True)
+            self._buffer = number.copy_(self._buffer, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    @property
+    def arrived(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def __float__(self) -> float:
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._buffer)
+
+
+class _Logger:
+    """A logger, and the row behind the last one that it was told of."""
+
+    def __init__(self, name: str, write: Callable[[Values, int], object], row: int) -> None:
+        self.name = name
+        self.write = write
+        self.row = row
+        self.failed = False
+
+
+class Log:
+    """The log of one run: `<run>/log/names`, and arrays `<run>/log/0`, `/1`, ... of rows in the
+    order of the steps.
+
+    Rows of finished steps wait in memory and go into the store with the next commit. Rows behind a
+    number that has not arrived from an accelerator wait for it.
+
+    Attributes:
+        waiting: finished steps whose rows are not in the store, with what each logged.
+        loggers: that are told of committed rows.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store = store
+        self._path = f"{run}/log"
+        self.waiting: deque[tuple[int, dict[str, Any]]] = deque()
+        self._names: list[str] | None = None  # None: not looked up since the last roll back
+        self._places: dict[str, int] = {}
+        self._arrays: list[Any] = []
+        self._used = 0  # rows of the last one
+        self._late = False  # a number on an accelerator waits
+        self.loggers: list[_Logger] = []
+        self._told: Any = None
+
+    # ---- what a run calls
+
+    def add(self, step: int, values: dict[str, Any]) -> None:
+        """A step is finished."""
+        for name in values:
+            if values[name].__class__ is not float:
+                values[name] = _OnDevice(values[name])
+                self._late = True
+        self.waiting.append((step, values))
+
+    def write(self, *, wait: bool = False) -> None:
+        """Writes the rows of finished steps; pending until the next commit. wait: for numbers of an
+        accelerator too."""
+        waiting, places, rows = self.waiting, self._places, list[tuple[int, int, float]]()
+        if self._names is None:
+            self._open()
+        while waiting:
+            step, values = waiting[0]
+            if self._late and not (wait or self._arrived(values)):
+                break
+            for name, value in values.items():
+                rows.append((step, places.get(name) or self._name(name), float(value)))
+            waiting.popleft()
+        self._late = self._late and bool(waiting)
+        if rows:
+            used = self._used
+            if self._arrays and used + len(rows) <= _ROWS:
+                self._arrays[-1][used : used + len(rows)] = rows
+                self._used = used + len(rows)
+            else:
+                self._append(rows)
+        for place, logger in enumerate(self.loggers):
+            if self._told[place] != logger.row:
+                self._told[place] = logger.row
+
+    @staticmethod
+    def _arrived(values: dict[str, Any]) -> bool:
+        for value in values.values():
+            if value.__class__ is _OnDevice and not value.arrived:
+                return False
+        return True
+
+    def _name(self, name: str) -> int:
+        """The number of a name that was not logged before."""
+        names = self._open()
+        names.append(name)
+        self._store[f"{self._path}/names"] = names
+        number = self._places[name] = len(names)
+        return number
+
+    def _append(self, rows: list[tuple[int, int, float]]) -> None:
+        first = 0
+        while first < len(rows):
+            if not self._arrays or self._used == _ROWS:
+                path = f"{self._path}/{len(self._arrays)}"
+                self._arrays.append(self._store.zeros(path, (_ROWS, 3)))
+                self._used = 0
+            some = rows[first : first + _ROWS - self._used]
+            self._arrays[-1][self._used : self._used + len(some)] = some
+            self._used += len(some)
+            first += len(some)
+
+    @property
+    def _end(self) -> int:
+        return max(len(self._arrays) - 1, 0) * _ROWS + self._used
+
+    def _open(self) -> list[str]:
+        """Looks up what is stored. Returns the names."""
+        if self._names is None:
+            stored: Any = self._store.get(f"{self._path}/names", [])
+            self._names = list(stored)
+            self._places.clear()
+            self._places.update((name, place) for place, name in enumerate(self._names, 1))
+            self._arrays, self._used = [], 0
+            while (path := f"{self._path}/{len(self._arrays)}") in self._store:
+                self._arrays.append(self._store[path])
+            if self._arrays:
+                self._used = int(np.count_nonzero(self._arrays[-1][:, _NAME]))
+            if self.loggers:
+                self._told = self._store[f"{self._path}/told"]
+        return self._names
+
+    def rolled_back(self) -> None:
+        self.waiting.clear()
+        self._names = None
+
+    # ---- reading
+
+    def history(self, name: str) -> tuple[Any, Any]:
+        """Steps and values of a name, of all finished steps. Raises: KeyError: there are none."""
+        self._open()
+        place = self._places.get(name)
+        parts = []
+        for number, array in enumerate(self._arrays):
+            rows = array if number + 1 < len(self._arrays) else array[: self._used]
+            parts.append(rows[rows[:, _NAME] == place] if place is not None else rows[:0])
+        late = [(step, 0.0, float(given[name])) for step, given in self.waiting if name in given]
+        rows = np.concatenate([np.zeros((0, 3)), *parts, np.array(late).reshape(-1, 3)])
+        if not len(rows):
+            known = ", ".join(map(repr, self.names())) or "nothing"
+            raise KeyError(f"the run has logged no {name!r}; it has logged {known}")
+        newest = np.append(rows[1:, _STEP] != rows[:-1, _STEP], True)  # of each step
+        rows = rows[newest]
+        return rows[:, _STEP].astype(np.int64), rows[:, _VALUE].copy()
+
+    def names(self) -> list[str]:
+        """Names that were logged, in the order of first use."""
+        late = [name for _, given in self.waiting for name in given]
+        return list(dict.fromkeys([*self._open(), *late]))
+
+    # ---- loggers
+
+    def log_to(self, writer: ScalarWriter | LogFunction, name: str) -> None:
+        """See `Run.log_to`."""
+        path = f"{self._path}/loggers"
+        stored: Any = self._store.get(path, [])
+        known = list(stored)
+        number = len(self.loggers)
+        if number == _LOGGERS:
+            raise ValueError(f"a run tells at most {_LOGGERS} loggers")
+        self._open()
+        self._told = self._store.require(f"{self._path}/told", (_LOGGERS,), "int64")
+        if number < len(known) and known[number] != name:
+            raise ValueError(
+                f"the logger of that place was {known[number]!r}, and is {name!r} now: give the "
+                "loggers of a run in the same order at each start, or name= as it was"
+            )
+        if number == len(known):
+            self._store[path] = [*known, name]
+        self.loggers.append(_Logger(name, _function_of(writer), int(self._told[number])))
+
+    def tell(self) -> None:
+        """All rows that were written are committed: loggers are told of those that are new."""
+        for logger in self.loggers:
+            if logger.row < self._end:
+                self._tell(logger)
+
+    def _tell(self, logger: _Logger) -> None:
+        names = self._open()
+        row, end = logger.row, self._end
+        try:
+            while row < end:
+                step, values = 0, dict[str, float]()
+                while row < end:
+                    number, place = divmod(row, _ROWS)
+                    of, name, value = self._arrays[number][place].tolist()
+                    if values and of != step:
+                        break
+                    step, values[names[int(name) - 1]] = int(of), value
+                    row += 1
+                logger.write(values, step)
+                logger.row = row
+            logger.failed = False
+        except Exception as error:  # somebody else's logger is no reason to stop training
+            if not logger.failed:
+                logger.failed = True
+                warnings.warn(
+                    f"the logger {logger.name!r} failed, and is told again of the same steps after "
+                    f"the next commit: {error!r}",
+                    RuntimeWarning,
+                    stacklevel=8,
+                )
+
+
+def _function_of(writer: Any) -> Callable[[Values, int], object]:
+    """Raises: TypeError: it is no logger."""
+    if callable(getattr(writer, "add_scalar", None)):
+
+        def add(values: Values, step: int) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+
+        return add
+    if callable(writer):
+        return lambda values, step: writer(values, step=step)
+    raise TypeError(
+        f"{writer!r} is no logger: give a function that takes (values, step=...), such as "
+        "wandb.log or mlflow.log_metrics, or what has add_scalar(tag, value, step), such as a "
+        "SummaryWriter of torch.utils.tensorboard"
+    )

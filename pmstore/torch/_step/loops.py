@@ -1,0 +1,635 @@
+"""The loops of a run: they hand out steps, and begin and end them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from pmstore.errors import TransactionError
+from pmstore.torch._data.cursor import Cursor
+from pmstore.torch._data.position import Position
+from pmstore.torch._data.source import Source
+from pmstore.torch._data.transfer import Transfer
+from pmstore.torch._step.progress import LoopRecord
+from pmstore.torch._step.state import Kind, StepState
+from pmstore.torch._step.steps import Steps
+from pmstore.torch.errors import LookaheadError
+
+_log = logging.getLogger("pmstore")
+_HAND = "by hand"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How batches are handed out. See `Run.batches`."""
+
+    every: int = 1
+    ahead: int | None = None
+    device: Any = None
+    limit: int | None = None
+    """Batches of an epoch at most."""
+
+
+class Epoch(int):
+    """One epoch of `Run.epochs`: its number, from 0, which is iterated for its batches."""
+
+    _batches: Callable[[], Iterator[Any]]
+    _length: Callable[[], int | None]
+
+    @classmethod
+    def of(
+        cls, number: int, batches: Callable[[], Iterator[Any]], length: Callable[[], int | None]
+    ) -> Epoch:
+        epoch = cls(number)
+        epoch._batches, epoch._length = batches, length
+        return epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the epoch that were not trained on."""
+        return self._batches()
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch. Raises: TypeError: the loader does not say."""
+        length = self._length()
+        if length is None:
+            raise TypeError("the loader of the run does not say how many batches an epoch has")
+        return length
+
+
+class Loops:
+    """The loops of one run, one at a time. The store keeps which were begun, in their order: what
+    stands before a loop that has begun in an earlier life is taken back.
+
+    Attributes:
+        last_in_step: whether the batch that was handed out last is the last of its step.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._step = steps.step
+        self._progress = steps.progress
+        self._token: object | None = None  # of the loop that goes on
+        self._within: object | None = None  # of the epoch that is iterated
+        self._number: int | None = None  # of the loop that was begun last
+        self._next = 0  # number of the loop that follows it
+        self._new = False  # it was begun in this process for the first time
+        self._over = True  # it is over
+        self._again = False  # taken back, and no loop has gone on since then
+        self._epoch: int | None = None  # that run.epochs handed out last
+        self._looked = False  # a first epoch was iterated
+        self._gave: LoopRecord | None = None  # a loop of this process that handed something out
+        self._holds = False  # the program holds batches of the loop, as it says
+        self.last_in_step: bool = False
+        steps.went_back_to = self._went_back
+
+    def close(self) -> None:
+        """No loop goes on after this; worker processes end."""
+        self._token = self._within = None
+        loader = self._steps.pieces.loader
+        if loader is not None:
+            loader.source.close()
+
+    # ---- a loop begins
+
+    def _begin(self, kind: str, name: str, n: int | None) -> tuple[object, bool]:
+        """Returns what stands for the loop, and whether it is over, as a later one has begun."""
+        steps, progress = self._steps, self._progress
+        steps.require()
+        self._check_left()
+        if self._step.stopping:
+            self._stop(None)
+        number = self._find(kind, name, n)
+        new = number == len(progress.loops)
+        passed = False
+        if new:
+            self._begin_new(number, kind, name, n)
+        else:
+            passed = self._begin_known(number, n)
+        self._number, self._next, self._over, self._again = number, number + 1, False, False
+        self._new = new
+        self._holds, self._epoch = False, None
+        steps.in_loop = True
+        if kind in ("epochs", "batches"):
+            steps.data_unused = False
+        self._token, self._within = object(), None
+        return self._token, passed
+
+    def _begin_new(self, number: int, kind: str, name: str, n: int | None) -> None:
+        """Its beginning is committed, together with what stands before it, and with the end of a
+        step by hand, which reaches up to here."""
+        progress, before = self._progress, self._progress.loops
+        data_epoch = progress.place.done.data_epoch
+        if kind == "epochs":  # others than run.epochs have trained on those before, without tails
+            progress.over = max(progress.over, data_epoch)
+        try:
+            progress.begin_loop(number, LoopRecord(kind, name, n, data_epoch if name else 0))
+            self._steps.boundary()
+        except BaseException:
+            progress.loops = before
+            raise
+
+    def _begin_known(self, number: int, n: int | None) -> bool:
+        """Takes back what stands before it. Returns whether it is over."""
+        steps, progress = self._steps, self._progress
+        if self._step.state is not StepState.IDLE:
+            steps.boundary()
+        elif self._number is None:
+            self._tell_set_up()
+        steps.go_back()
+        record = progress.loops[number]
+        more = record.n is not None and (n is None or n > record.n)
+        over = record.over and not more
+        changed = n != record.n or not all(one.over for one in progress.loops[:number])
+        if changed or record.kind == "steps":
+            progress.begin_loop(number, record._replace(n=n, over=over))
+        if changed:  # durable, so that it is the same loop after a roll back, or a kill
+            progress.stopped = progress.stopped and not more
+            steps.boundary()
+        return over
+
+    def _tell_set_up(self) -> None:
+        if self._steps.changed():
+            _log.info(
+                "%s: what the program changed between attach and the first loop of the run %r is "
+                "taken back, as it goes on: that was done at its first start",
+                *(self._steps.store.path, self._steps.name),
+            )
+
+    def _find(self, kind: str, name: str, n: int | None) -> int:
+        """The number of the loop. It is told by kind and name, and by its place in the order.
+
+        Raises: RuntimeError: the order is another one than before.
+        """
+        loops = self._progress.loops
+        first = self._next
+        if self._again:
+            first, here = self._skip(0, kind), self._number
+            fits = [
+                one
+                for one in dict.fromkeys((first, here))
+                if one is not None and one < len(loops) and loops[one][:2] == (kind, name)
+            ]
+            exact = [one for one in fits if loops[one].n == n]
+            chosen = exact if exact else fits
+            if kind == _HAND:
+                chosen = chosen[-1:]  # a first series of which steps are left would have been seen
+            if len(chosen) > 1:
+                raise RuntimeError(
+                    f"after a roll back {loops[chosen[0]].called} begins again, and it is not "
+                    "known whether it is the first or the last of two such loops of the run: give "
+                    "them names, name=..."
+                )
+            first = chosen[0] if chosen else first
+        number = self._skip(first, kind)
+        if number < len(loops) and loops[number][:2] != (kind, name):
+            now = LoopRecord(kind, name, n, 0)
+            raise RuntimeError(
+                f"the run has begun {loops[number].called} at this place of the program, and "
+                f"{now.called} begins now. Loops of a run stand in one order at each start of the "
+                "program, also those that are over: they hand out nothing. For passes over the "
+                "data write `for epoch in run.epochs(n): for batch in epoch:`. If the program was "
+                'edited: attach(..., resume=pmstore.torch.Resume(loops="program"))'
+            )
+        return number
+
+    def _skip(self, number: int, kind: str) -> int:
+        """Steps by hand of which none is left to do are not seen."""
+        loops = self._progress.loops
+        while kind != _HAND and number < len(loops) and loops[number].kind == _HAND:
+            number += 1
+        return number
+
+    def _check_left(self) -> None:
+        """Raises: TransactionError: a step is open that nobody said is complete."""
+        step = self._step
+        if step.state is StepState.IDLE:
+            return
+        if step.within:
+            raise TransactionError(
+                "a step has no steps in it, and `with run.next_step()` is open: leave it before a "
+                "loop of the run"
+            )
+        if step.kind is Kind.HEAD:
+            raise TransactionError(
+                "a step has no steps in it, and the head of an epoch is open: iterate the epoch, "
+                "`for epoch in run.epochs(n): for batch in epoch:`"
+            )
+        if step.state is StepState.OPEN or (
+            step.state is StepState.ENDED
+            and step.kind is not Kind.HAND
+            and not (step.stopping or self._progress.stopped)
+        ):
+            left = self._progress.loops[self._number].called if self._number is not None else ""
+            how = "and nobody said that the step is complete"
+            if step.state is StepState.ENDED:
+                how = "after run.commit(), so that a kill just after it would go on with that loop"
+            assert step.kind is not None
+            raise TransactionError(
+                f"{left} was left in a step (of {step.kind.called}) by break, return or an error, "
+                f"{how}. Before a break write run.end_step(), which says that the step is "
+                "complete, or run.stop(), if the run is over; after an error run.rollback(), "
+                "which takes the step back"
+            )
+
+    # ---- the next step is asked for
+
+    def _ask(self, token: object, epoch: Position | None = None) -> None:
+        """The open step ends. epoch: the position behind the epoch that is iterated, which is over,
+        but for its tail, if the program stops.
+
+        Raises: RuntimeError: another loop has begun; as `Steps.ask`.
+        """
+        if self._token is not token:
+            self._refuse_token()
+        self._again = False
+        stopping = self._step.stopping
+        if stopping:
+            self._stop(epoch)
+        self._steps.ask(commit=stopping)
+
+    def _stop(self, epoch: Position | None) -> None:
+        """`run.stop` was called in the step that ends. epoch: see `_ask`."""
+        self._step.stopping = False
+        self._progress.stopped = True
+        if epoch is not None:
+            self._progress.place.skip(epoch)
+
+    def commit(self, *, agree: bool) -> None:
+        """See `Run.commit`. What `run.stop` said before is part of it."""
+        step, loader = self._step, self._steps.pieces.loader
+        if step.stopping and step.state in (StepState.OPEN, StepState.MARKED):
+            epoch = None
+            if self._within is not None and step.kind is Kind.BATCH and loader is not None:
+                epoch = Position(self._progress.over + 1, state=loader.source.state())
+            self._stop(epoch)
+        self._steps.commit(agree=agree)
+
+    def _refuse_token(self) -> NoReturn:
+        if self._token is None and self._again:
+            raise RuntimeError(
+                "the run was taken back to before this loop or epoch: begin the loop again"
+            )
+        raise RuntimeError(
+            "another loop of the run has begun, or the run was detached: one loop at a time"
+        )
+
+    def _end(self, gave: bool) -> None:
+        """The loop is over, durably: what follows is the head of the next one, or the program's
+        end."""
+        steps, progress = self._steps, self._progress
+        assert self._number is not None
+        record = progress.loops[self._number]
+        earlier = self._gave
+        if gave:
+            self._gave = record
+        elif self._new and earlier is not None and not progress.stopped:
+            raise RuntimeError(
+                f"{record.called} has nothing to hand out, as {earlier.called} of this program has "
+                "used it up: it counts over the whole run. Ask for more, or give the loop a name=, "
+                "under which it counts for itself"
+            )
+        self._over = True
+        steps.schedule.expect_no_more()
+        steps.settle()
+
+    # ---- loops
+
+    def steps(self, n: int, name: str) -> Iterator[int]:
+        """See `Run.steps`."""
+        progress = self._progress
+        token, passed = self._begin("steps", name, n)
+        total = progress.finished + max(n - progress.count, 0)
+        self._steps.course.last_step = self._steps.schedule.expect_steps(total)
+        gave = False
+        while True:
+            self._ask(token)
+            if passed or progress.stopped or progress.count >= n:
+                break
+            self._steps.begin(Kind.NUMBER)
+            number = progress.count
+            progress.count += 1
+            gave = True
+            yield number
+        self._end(gave)
+
+    def batches(
+        self, source: Source, epochs: int | None, options: Options, name: str
+    ) -> Iterator[Any]:
+        """See `Run.batches`."""
+        progress = self._progress
+        token, passed = self._begin("batches", name, epochs)
+        assert self._number is not None
+        base = progress.loops[self._number].base
+        if passed:
+            self._ask(token)
+            self._end(False)
+            return
+        before = progress.place.done
+        end = None if epochs is None else base + epochs
+        yield from self._hand_out(source, end, end, options, token)
+        if self._step.state is StepState.IDLE and not options.ahead:
+            self._end(progress.place.done != before)
+
+    def epochs(self, source: Source, n: int | None, options: Options, name: str) -> Iterator[Epoch]:
+        """See `Run.epochs`."""
+        steps, progress, place = self._steps, self._progress, self._progress.place
+        token, passed = self._begin("epochs", name, n)
+        assert self._number is not None
+        base = progress.loops[self._number].base
+        gave = False
+        while True:
+            self._ask_for_epoch(source, token)
+            epoch = progress.over
+            tail = place.done.data_epoch > epoch  # its batches are trained on
+            if passed or (n is not None and epoch >= base + n) or (progress.stopped and not tail):
+                break
+            if progress.head == epoch + 1:
+                steps.settle()  # the head is done again, and taken back alone
+            steps.begin(Kind.HEAD)
+            self._epoch = epoch
+            gave = True
+            end = None if n is None else base + n
+            iterate = partial(self._iterate, source, epoch, end, options, token)
+            yield Epoch.of(epoch - base, iterate, partial(_length, source, options))
+        self._end(gave)
+
+    def _ask_for_epoch(self, source: Source, token: object) -> None:
+        """What is open of the epoch before ends, and with it that epoch."""
+        if self._token is not token:
+            self._refuse_token()
+        step, progress = self._step, self._progress
+        if step.state is not StepState.IDLE:
+            if step.kind is Kind.HEAD and not step.stopping:
+                raise TransactionError(
+                    f"epoch {self._epoch} was not iterated: write `for batch in epoch:`"
+                )
+            if step.kind is Kind.TAIL:
+                progress.over = progress.head
+            else:
+                if step.kind is not Kind.HAND and not step.stopping:
+                    self._check_left()
+                if progress.place.done.data_epoch == progress.over:  # left by `break`, or stopped
+                    progress.place.skip(Position(progress.over + 1, state=source.state()))
+                progress.over += 1
+        self._within = None
+        self._ask(token)
+
+    def _iterate(
+        self, source: Source, epoch: int, end: int | None, options: Options, token: object
+    ) -> Iterator[Any]:
+        """The batches of an epoch that `epochs` has handed out."""
+        steps, step, progress = self._steps, self._step, self._progress
+        if self._token is not token:
+            self._refuse_token()
+        in_head = step.state is not StepState.IDLE and step.kind is Kind.HEAD
+        if not in_head or progress.over != epoch:
+            raise RuntimeError("an epoch is iterated once, before the next one is asked for")
+        if progress.head == epoch + 1:
+            steps.go_back()
+        else:
+            progress.head = epoch + 1
+            stopping = step.stopping
+            if stopping:
+                self._stop(Position(epoch + 1, state=source.state()))
+            # the first one, so that the check for look-ahead sees all
+            steps.end(commit=stopping or not self._looked)
+        self._looked = True
+        self._within = within = object()
+        yield from self._hand_out(source, epoch + 1, end, options, token, within)
+        if step.state is StepState.IDLE and not (options.ahead and progress.place.held):
+            steps.begin(Kind.TAIL)
+
+    # ---- batches
+
+    def _hand_out(
+        self,
+        source: Source,
+        epochs: int | None,
+        end: int | None,
+        options: Options,
+        token: object,
+        within: object | None = None,
+    ) -> Iterator[Any]:
+        """Batches up to that data epoch. end: the data epoch with which the loop ends; within:
+        stands for the epoch, of `run.epochs`."""
+        steps, step, progress = self._steps, self._step, self._progress
+        place, ahead, every = progress.place, options.ahead or 0, options.every
+        transfer = Transfer(options.device) if options.device is not None else None
+        prefetch = int(transfer is not None)
+        place.begin(ahead or prefetch, prefetched=bool(prefetch))
+        self._holds = bool(ahead)
+        length = _length(source, options)
+        if every > 1 and length is None:
+            raise ValueError(
+                f"every={every} has to know which batch is the last of an epoch, and the loader "
+                "does not say how many there are: give it a length"
+            )
+        restored = progress.restored
+        cursor = Cursor(source, place.done, lambda: steps.expect(end, source))
+        asked = 0
+        self.last_in_step = True
+        fetched: list[Any] | None = None
+        while True:
+            if self._token is not token:
+                self._refuse_token()
+            if asked == 1 and options.ahead is None and progress.restored == restored:
+                self._check_used()
+            asked += 1
+            if self._within is not within:
+                raise RuntimeError("the next epoch was asked for: this one is over")
+            if step.stopping:
+                behind = Position(epochs or 0, state=source.state())
+                self._ask(token, behind if within is not None else None)
+            elif ahead:
+                self._check_held(token, ahead)
+            elif self.last_in_step or step.state is not StepState.OPEN:
+                self._again = False
+                steps.ask()
+            else:
+                steps.require()
+                step.check_caller()
+            if progress.restored != restored:
+                restored = progress.restored
+                place.begin(ahead or prefetch, prefetched=bool(prefetch))
+                cursor.go_to(place.done)
+                fetched = None
+            if progress.stopped:
+                break
+            given = fetched or self._load(cursor, epochs, options, transfer)
+            fetched = None
+            if given is None:
+                break
+            if transfer is not None:
+                place.use()
+                if not _is_last(place.done, length):
+                    fetched = self._load(cursor, place.done.data_epoch + 1, options, transfer)
+                given = [transfer.finish(given.pop())]
+            if every > 1:
+                done = place.done
+                self.last_in_step = done.batch % every == 0 or _is_last(done, length)
+            if not ahead and step.state is StepState.IDLE:
+                steps.begin(Kind.BATCH)
+            yield given.pop()  # the program alone says how long it lives
+        if not self.last_in_step and step.state is StepState.OPEN:
+            raise RuntimeError(
+                f"the loader has given fewer batches than its length says, {length}, so that "
+                "run.last_in_step was not told: correct its length"
+            )
+        if not progress.stopped:
+            place.end(cursor.behind)
+
+    def _load(
+        self, cursor: Cursor, epochs: int | None, options: Options, transfer: Transfer | None
+    ) -> list[Any] | None:
+        """The next batch, in a list. None: there are no more epochs than so many."""
+        steps, place = self._steps, self._progress.place
+        if options.limit is not None and cursor.behind.batch >= options.limit:
+            cursor.next_epoch()
+            place.drop(cursor.behind.data_epoch)
+        try:
+            loaded = cursor.load(epochs, place.again, careful=place.ahead > 0)
+        except Exception:
+            if steps.schedule.told:  # who stops a job may have ended the loader's processes
+                steps.ask()
+            raise
+        if loaded is None:
+            return None
+        given, before = loaded
+        place.hand_out(cursor.behind, before)
+        if steps.job is not None:
+            steps.job.took_batch()
+        if transfer is not None:
+            given = [transfer.start(given.pop())]
+        return given
+
+    def _check_used(self) -> None:
+        """Raises: LookaheadError: nothing was done with the first batch of the loop. Nobody can
+        tell while finished steps are pending, which what is written since then is mixed with."""
+        steps, step, progress = self._steps, self._step, self._progress
+        if (
+            step.state is not StepState.OPEN
+            or step.used
+            or step.stopping
+            or step.values
+            or progress.finished != progress.committed
+            or steps.store.written()
+            or any(one.grad is not None for _, one in steps.pieces.parameters())
+        ):
+            return
+        raise LookaheadError(
+            "a second batch was asked for before anything was done with the first. If the program "
+            "passes over it, write run.batches(ahead=0). If it holds batches (islice, list, a "
+            "pool, a prefetcher), write run.batches(ahead=k) for k batches held, and `with "
+            "run.next_step():` around what is done with each, in the order handed out; or leave "
+            "that to DataLoader(num_workers=...), or to run.batches(device=...), which copies the "
+            "next batch while this one is trained on. A shuffle buffer belongs into the data set"
+        )
+
+    def _check_held(self, token: object, ahead: int) -> None:
+        """Of a loop whose program holds batches."""
+        steps, place = self._steps, self._progress.place
+        if self._token is not token:
+            self._refuse_token()
+        steps.require()
+        if place.held > ahead:
+            raise LookaheadError(
+                f"run.batches(ahead={ahead}) says that the program holds at most {ahead} batches "
+                f"beside the one that it trains on, and it asks for another while it holds "
+                f"{place.held}: each is trained on in `with run.next_step():`"
+            )
+
+    # ---- by hand
+
+    def begin_by_hand(self) -> None:
+        """See `Run.next_step`."""
+        steps, step, progress = self._steps, self._step, self._progress
+        steps.require()
+        if step.state is not StepState.IDLE and (step.within or step.kind is not Kind.HAND):
+            self._check_left()
+        held = self._holds and progress.place.held > 0
+        goes_on = self._token is not None and not self._again and self._number is not None
+        if held or (goes_on and progress.loops[self._number or 0].kind == _HAND):
+            stopping = step.stopping
+            if stopping:
+                self._stop(None)
+            steps.ask(commit=stopping)
+            if held:
+                progress.place.use()
+        else:
+            self._begin(_HAND, "", None)
+            steps.ask()
+        if progress.stopped:
+            raise RuntimeError(
+                "run.stop() has ended the run: leave the loop when run.stopping is true"
+            )
+        steps.begin(Kind.HAND)
+        step.within = True
+
+    def check_commit(self) -> None:
+        """Raises: TransactionError: it is not known whether the epoch's tail has begun."""
+        step, progress = self._step, self._progress
+        behind = step.state is not StepState.IDLE and step.kind is Kind.HAND and not step.within
+        of_epoch = self._holds and self._within is not None
+        if behind and of_epoch and progress.place.done.data_epoch > progress.over:
+            raise TransactionError(
+                "run.commit() behind the last batch of run.epochs(ahead=...): whether it stands in "
+                "the epoch's tail, which goes with the step of that batch, is not known. Call it "
+                "in `with run.next_step():`"
+            )
+
+    # ---- going back
+
+    def _went_back(self, kind: Kind | None, pending: bool) -> str:
+        """The run was taken back to its last commit, from a step of that kind. Returns "" if the
+        program goes on from there; else what is lost of its way.
+
+        pending: anything was taken back.
+        """
+        progress, number = self._progress, self._number
+        if number is None:
+            return ""
+        told = ""
+        if number >= len(progress.loops):
+            told = "before this loop began. Begin the loops of the program from the first"
+        elif self._over and kind is None:
+            if pending:
+                told = (
+                    "to the end of a loop that is over. Begin the loops of the program from the "
+                    "first: those that are over hand out nothing"
+                )
+        elif self._holds:
+            told = "and the program holds batches of later steps. Begin the loop again"
+        elif progress.loops[number].kind == "epochs":
+            epoch = self._epoch
+            here = epoch is not None and (
+                progress.over == epoch + 1
+                or (progress.over == epoch and progress.head == epoch + 1)
+            )
+            if kind is Kind.HEAD or not here:
+                told = "before the first batch of this epoch. Begin the loop again"
+        self._again = True  # unless the loop goes on
+        if told:
+            self._token = self._within = None
+        return told
+
+
+def _length(source: Source, options: Options) -> int | None:
+    length = source.length()
+    return length if options.limit is None or length is None else min(length, options.limit)
+
+
+def _is_last(position: Position, length: int | None) -> bool:
+    return length is not None and position.batch >= length
+
+
+def check_count(value: Any, what: str, least: int, none: Iterable[None] = ()) -> None:
+    """Raises: TypeError, ValueError: it is no whole number of at least so many."""
+    if value is None and None in none:
+        return
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{what}={value!r}: a whole number, at least {least}")
+    if value < least:
+        raise ValueError(f"{what}={value!r}: a whole number, at least {least}")

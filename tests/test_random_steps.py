@@ -1,0 +1,57 @@
+"""A short choice of random programs of steps (`python -m tests.steps` for many of them)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
+
+from jobs.server import JobServer
+from steps import harness
+from steps.drawing import draw
+
+CHOSEN = (1, 7, 9, 11, 14, 29, 33)
+"""Seeds: heads, tails, `ahead`, mirrors, slots, a guard, a disk, a run that is asked for more."""
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[JobServer]:
+    with harness.server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("seed", CHOSEN)
+def test_each_write_is_done_once(seed: int, forks: JobServer) -> None:
+    report = harness.examine(draw(seed), forks, ends=3)
+    assert not report.problems
+    assert report.ends.total() > 0
+
+
+def test_a_job_of_two_ranks(forks: JobServer) -> None:
+    program = draw(15)
+    assert program.world == 2
+    report = harness.examine(program, forks, ends=2)
+    assert not report.problems
+    assert report.ends.total() > 0
+
+
+def test_the_choice_has_all_kinds() -> None:
+    programs = [draw(seed) for seed in CHOSEN]
+    loops = [loop for one in programs for loop in one.stages[-1]]
+    assert {loop.kind for loop in loops} == {"epochs", "batches", "steps", "hand"}
+    for kind in ("ahead", "device", "name", "limit", "stops"):
+        assert any(getattr(loop, kind) for loop in loops), kind
+    assert any(loop.every > 1 for loop in loops)
+    for what in ("noisy", "events", "mirror", "guard"):
+        assert any(getattr(one, what) for one in programs), what
+    assert {one.domain for one in programs} == {"process", "file"}
+    assert any(one.optimizer == "slots" for one in programs)
+    assert any(len(one.stages) > 1 for one in programs)
+
+
+def test_the_harness_finds_what_a_program_forgets(forks: JobServer) -> None:
+    report = harness.examine(replace(draw(0), forgets=True), forks, ends=3)
+    assert any("other bits" in problem for problem in report.problems)

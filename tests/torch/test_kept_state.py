@@ -1,0 +1,341 @@
+"""State in places where programs keep it beside parameters, buffers and moments: a run that was
+stopped, rolled back and resumed ends in the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training import assert_same, contents
+
+import pmstore
+from pmstore.torch import AttachError, ChangedError, Resume, Run, attach
+
+Step = Callable[[int], None]
+
+
+class Preconditioned(torch.optim.Optimizer):
+    """Its state of a parameter has no tensor at its top: a list of matrices, as Shampoo's, and
+    numbers."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], parameter.grad
+                if not state:
+                    state["pre"] = [torch.eye(size) for size in parameter.shape]
+                    state["steps"] = 0
+                state["steps"] += 1
+                for at in range(gradient.ndim):
+                    matrix = gradient.transpose(0, at).reshape(gradient.shape[at], -1)
+                    state["pre"][at] += matrix @ matrix.T
+                parameter -= group["lr"] * gradient / (state["pre"][0].trace() + state["steps"])
+
+
+class Snapshot:
+    """Clones of parameters, which require gradients, as moving averages have them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = [one.clone() for one in model.parameters()]
+
+    def take(self, model: nn.Module) -> None:
+        self.weights = [
+            mine * 0.5 + one for mine, one in zip(self.weights, model.parameters(), strict=True)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"]
+
+
+def lists_in_an_optimizer() -> tuple[dict[str, Any], Step]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = Preconditioned(model.parameters())
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def tensors_that_require_gradients() -> tuple[dict[str, Any], Step]:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshot = Snapshot(model)
+
+    def step(number: int) -> None:
+        assert all(one.requires_grad for one in snapshot.weights)
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+        snapshot.take(model)
+
+    return {"model": model, "optimizer": optimizer, "stateful": {"snapshot": snapshot}}, step
+
+
+def gradients_in_one_buffer() -> tuple[dict[str, Any], Step]:
+    """They are accumulated over three steps."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    parameters = list(model.parameters())
+    flat, at = torch.zeros(sum(one.numel() for one in parameters)), 0
+    for one in parameters:
+        one.grad = flat[at : at + one.numel()].view_as(one)
+        at += one.numel()
+    views = [one.grad for one in parameters]
+
+    def step(number: int) -> None:
+        model(torch.randn(5, 3)).square().sum().backward()
+        assert all(one.grad is view for one, view in zip(parameters, views, strict=True))
+        if number % 3 == 2:
+            with torch.no_grad():
+                for one, view in zip(parameters, views, strict=True):
+                    one.sub_(view, alpha=0.01)
+            flat.zero_()
+
+    return {"model": model, "optimizer": torch.optim.SGD(parameters, lr=0.1)}, step
+
+
+def sparse_gradients_of_another_optimizer() -> tuple[dict[str, Any], Step]:
+    embedding, head = nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 1)
+    sparse = torch.optim.SparseAdam(embedding.parameters(), lr=0.1)
+    dense = torch.optim.Adam(head.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        loss = head(embedding(torch.randint(0, 50, (8, 3)))).square().mean()
+        sparse.zero_grad()
+        dense.zero_grad()
+        loss.backward()
+        sparse.step()
+        dense.step()
+
+    model = nn.ModuleDict({"embedding": embedding, "head": head})
+    return {"model": model, "optimizer": dense, "stateful": {"sparse": sparse}}, step
+
+
+class Attributes(nn.Module):
+    """Changes whatever a module may keep in plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tau = 1.0
+        self.seen: list[Any] = []
+        self.at = {"row": 0, "names": ["a"]}
+        self.recent: deque[int] = deque(maxlen=3)
+        self.peak = np.float32(0)
+        self.counts = np.zeros(4, np.int64)
+        self.center = torch.zeros(3)
+        self.best: float | None = None
+        self._private = 0
+        self.noise = torch.Generator().manual_seed(3)
+        self.choice = random.Random(4)
+        self.parts = [np.random.default_rng(5)]
+        self.table = list(range(100_000))  # not looked at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.tau *= 0.9
+        self.seen.append(round(self.tau, 3))
+        self.at["row"] += 1
+        self.recent.append(len(self.seen))
+        self.peak = max(self.peak, np.float32(x.detach().max()))
+        self.counts[self.choice.randrange(4)] += 1
+        self.center = self.center * 0.5 + x.detach().mean(0)
+        self.best = min(self.best or 9.0, self.tau)
+        self._private += 1
+        self.last = float(self.parts[0].random())  # was not there before
+        if self._private % 2:
+            self.every = self._private
+        elif hasattr(self, "every"):
+            del self.every
+        self.activation = x + self.last  # no data: a gradient flows through it
+        drawn = torch.randn(x.shape, generator=self.noise)
+        return self.activation + self.center + drawn * self.tau / (1 + self.counts[0])
+
+
+def attributes_of_modules() -> tuple[dict[str, Any], Step]:
+    """And a part that is frozen from the third step on."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), Attributes(), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        if number == 2:
+            model[1].eval()
+        if number == 4:
+            model[1].momentum = 0.5
+        if number == 6:
+            model[1].train()
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimizer.step()
+
+    return {"model": {"net": model, "loss": nn.L1Loss()}, "optimizer": optimizer}, step
+
+
+PROGRAMS = [
+    attributes_of_modules,
+    lists_in_an_optimizer,
+    tensors_that_require_gradients,
+    gradients_in_one_buffer,
+    sparse_gradients_of_another_optimizer,
+]
+
+
+def life(
+    path: Path, program: Callable[[], tuple[dict[str, Any], Step]], *ends: int, back: int = -1
+) -> dict[str, tuple[str, bytes]]:
+    """What the store holds after lives that end at these steps. back: a step that is done, taken
+    back and done again."""
+    held: dict[str, tuple[str, bytes]] = {}
+    for until in ends:
+        torch.manual_seed(1)
+        given, step = program()
+        with pmstore.open(path) as store:
+            run = attach(store, **given)
+            while run.step < until:
+                number = run.step
+                with run.next_step():
+                    step(number)
+                if number == back:
+                    run.rollback()
+                    back = -1
+                else:
+                    run.commit()
+            run.detach()
+            held = contents(store)
+    return held
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_run_in_pieces_ends_in_the_same_bits(tmp_path: Path, program: Any) -> None:
+    whole = life(tmp_path / "whole.pm", program, 9)
+    assert_same(life(tmp_path / "pieces.pm", program, 1, 2, 5, 6, 9, back=7), whole)
+
+
+def test_an_optimizer_given_as_stateful_uses_gradients(tmp_path: Path) -> None:
+    """They are dead afterwards: not kept, and refused where they are used again."""
+    model = nn.Linear(3, 3)
+    beside = torch.optim.SGD([model.weight], lr=0.1)
+    attached = torch.optim.SGD([model.bias], lr=0.1)
+    with pmstore.open(tmp_path / "run.pm") as store:
+        run = attach(store, model=model, optimizer=attached, stateful={"beside": beside})
+        for _ in range(3):
+            with run.next_step():
+                model.zero_grad()
+                model(torch.ones(1, 3)).sum().backward()
+                beside.step()
+                attached.step()
+            run.commit()
+            assert "run/gradients" not in store
+        run.rollback()
+        told = r"call zero_grad\(\) before backward"
+        with pytest.raises(pmstore.TransactionError, match=told), run.next_step():
+            beside.step()
+        run.detach()
+
+
+class Tempered(nn.Module):
+    def __init__(self, tau: float = 1.0, rate: float = 0.1) -> None:
+        super().__init__()
+        self.tau, self.rate = tau, rate
+        self.weight = nn.Parameter(torch.ones(2))
+        self.history: list[float] = []
+
+
+@contextmanager
+def tempered(path: Path, resume: Resume | None = None, **given: float) -> Iterator[tuple[Any, Run]]:
+    model = Tempered(**given)
+    with pmstore.open(path) as store:
+        run = attach(store, model=model, resume=resume or Resume())
+        yield model, run
+        run.detach()
+
+
+@contextmanager
+def step(run: Run) -> Iterator[None]:
+    with run.next_step():
+        yield
+    run.commit()
+
+
+def test_an_attribute_that_the_run_does_not_change_is_the_programs(path: Path) -> None:
+    with tempered(path) as (model, run):
+        with step(run):
+            pass
+        assert "run/attributes" not in run._steps.store
+        with step(run):
+            model.tau = 0.5
+    for rate in (0.2, 0.3):
+        with tempered(path, rate=rate) as (model, run):
+            assert (model.tau, model.rate) == (0.5, rate)
+            with run.next_step():
+                model.rate = 1.0
+            run.rollback()
+            assert (model.tau, model.rate) == (0.5, rate)
+            with step(run):
+                pass
+
+
+def test_an_attribute_that_both_have_changed_is_asked_for(path: Path) -> None:
+    with tempered(path) as (model, run), step(run):
+        model.tau = 0.5
+    for given in (1.0, 0.5):  # as it was, as it is
+        with tempered(path, tau=given) as (model, run):
+            assert model.tau == 0.5
+    told = r"tau of the model: stored 1.0, given 2.0. Resume\(attributes=\"program\"\)"
+    with pytest.raises(ChangedError, match=told), tempered(path, tau=2.0):
+        pass
+    with tempered(path, Resume(attributes="store"), tau=2.0) as (model, run), step(run):
+        assert model.tau == 0.5
+    with tempered(path, tau=2.0) as (model, run):
+        assert model.tau == 0.5
+    with pytest.raises(ChangedError), tempered(path, tau=3.0):
+        pass
+    for _ in range(2):
+        with tempered(path, Resume(attributes="program"), tau=3.0) as (model, run):
+            assert model.tau == 3.0
+
+
+def test_lists_that_are_shared_stay_shared(path: Path) -> None:
+    with tempered(path) as (model, run):
+        history = model.history
+        for number in range(3):
+            with step(run):
+                history.append(0.5 * number)
+        with run.next_step():
+            history.append(9.0)
+        run.rollback()
+        assert model.history is history
+        assert history == [0.0, 0.5, 1.0]
+    with tempered(path) as (model, run):
+        assert model.history == [0.0, 0.5, 1.0]
+
+
+def test_a_list_that_grows_without_bounds_is_refused(path: Path) -> None:
+    with tempered(path) as (model, run):
+        with pytest.raises(AttachError, match="'history' of the model has grown to"), step(run):
+            model.history += [0.5] * 200_000
+        run.rollback()
+        assert model.history == []
+        with step(run):
+            model.cache = [torch.zeros(1 << 19)]  # large from its beginning: not looked at
+            model.table = np.zeros(1 << 10)
+        with step(run):
+            model.cache.append(torch.zeros(1))
+        with pytest.raises(AttachError, match="'table' of the model has grown to"), step(run):
+            model.table = np.zeros(1 << 20)
+        run.rollback()
