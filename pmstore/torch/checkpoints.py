@@ -91,7 +91,7 @@ class Keeper:
         series, called = self._check(name, n, best, value, mode)
         self._refuse_in_a_block()
         steps = self._steps
-        if steps.step.state is not StepState.IDLE:
+        if steps.step.state is StepState.OPEN or steps.step.state is StepState.MARKED:
             steps.at_end.append(partial(self._keep, series, called, n, value, mode, tier))
             return None
         return self._keep(series, called, n, value, mode, tier)
@@ -105,7 +105,7 @@ class Keeper:
         mode: Literal["min", "max"],
         tier: str | None,
     ) -> Flush | None:
-        """Of the last commit. REQUIRES: no step is open."""
+        """Of the last commit. REQUIRES: no step is open, or run.commit() has ended it."""
         steps, progress = self._steps, self._steps.progress
         if steps.pending is not None:
             steps.pending.wait()

@@ -233,12 +233,22 @@ class Pieces:
 
     def write(self, place: Place) -> None:
         """Everything that Python holds and the store does not yet."""
+        self._take_in()
+        self._write_rest(place)
+
+    def write_tensors(self) -> None:
+        """Tensors that are other objects now, or lie elsewhere: what the program has changed
+        outside of steps."""
+        self._take_in()
+        if self.pack is not None:
+            self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
+
+    def _take_in(self) -> None:
         self.follow()
         if self.model is not None:
             self.model.take_in()
         for optimizer in self.optimizers.values():
             optimizer.sync()
-        self._write_rest(place)
 
     def _write_rest(self, place: Place) -> None:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""

@@ -417,7 +417,7 @@ class Run:
         tier: str | None = None,
     ) -> Flush | None:
         """Keeps the present state, so that `rewind` can go back to it. In a step it is the state at
-        the end of the step, which is committed for it.
+        the end of the step, which is committed for it; behind its `commit`, what that committed.
 
             run.keep("before-finetune")  # under a name, until the name is given again
             run.keep(n=3)  # the newest three that this call kept
@@ -447,9 +447,9 @@ class Run:
             tier: of the store, by its name; None: a folder of its own, `<path>.kept`, made at the
                 first call. It lies on the same disk, or in the same memory, as the store.
 
-        Returns: between two loops the flush under way (`wait` waits until the state is durable in
-            the tier); None: in a step, or it is none of the best, and nothing was done. Leaving the
-            store's `with` waits for it.
+        Returns: between two loops, and behind `commit`, the flush under way (`wait` waits until
+            the state is durable in the tier); None: in a step, or it is none of the best, and
+            nothing was done. Leaving the store's `with` waits for it.
 
         Raises: TransactionError inside a transaction block; TierError, OSError: of the keep
             before, if nobody was told; PeerLostError, MixedStoresError, in a job; ValueError,

@@ -89,7 +89,7 @@ def step(given: dict[str, Any], run: Run, features: torch.Tensor) -> None:
     given["optimizer"].step()
     if "lr_scheduler" in given:
         given["lr_scheduler"].step()
-    run.commit(loss)
+    run.log(loss=loss)
 
 
 def train(
@@ -100,17 +100,19 @@ def train(
     epochs: int = 2,
     resume: Resume | None = None,
 ) -> tuple[Run, list[list[int]]]:
-    """Attaches, and trains so many steps. Returns the samples of each."""
+    """Attaches, and trains so many steps, which are committed. Returns the samples of each."""
     run = pmstore.torch.attach(store, **given, resume=resume)
     seen: list[list[int]] = []
-    if most:
-        if "loader" in given:
-            batches: Any = run.batches(epochs=epochs)
-        else:
-            batches = [(torch.arange(4), torch.ones(4, 10))] * most
-        for numbers, features in batches:
+    if most and "loader" in given:
+        for numbers, features in run.batches(epochs=epochs):
             step(given, run, features)
             seen.append(numbers.tolist())
             if len(seen) == most:
+                run.commit()
                 break
+    elif most:
+        for _ in range(most):
+            with run.next_step():
+                step(given, run, torch.ones(4, 10))
+        run.commit()
     return run, seen

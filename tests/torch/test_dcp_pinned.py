@@ -39,9 +39,10 @@ def test_run(shm: Path, domain: str, optim: Callable[..., torch.optim.Optimizer]
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
 
         def step(commit: bool = True) -> None:
-            optimizer.zero_grad()
-            model(torch.randn(4, 300)).sum().backward()
-            optimizer.step()
+            with run.next_step():
+                optimizer.zero_grad()
+                model(torch.randn(4, 300)).sum().backward()
+                optimizer.step()
             if commit:
                 run.commit()
 
@@ -138,9 +139,10 @@ def test_what_is_staged_and_never_saved_keeps_no_commit_waiting(shm: Path) -> No
             kept.append(writer.stage({"model": model.state_dict()}))
             if len(kept) > 1:
                 kept.clear()  # let go of, not saved
-            model(torch.ones(1, 256)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            with run.next_step():
+                model(torch.ones(1, 256)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
             run.commit()  # returns, beside a pin and after it
             kept.clear()
         writer.close()

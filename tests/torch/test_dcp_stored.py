@@ -77,8 +77,9 @@ def in_place(store: pmstore.Store) -> Trained:
     }
     run = pmstore.torch.attach(store, **given)
     for number in range(3):
-        step(made, by, number)
-        scheduler.step()
+        with run.next_step():
+            step(made, by, number)
+            scheduler.step()
         run.commit()
     parts = {"lr_scheduler": scheduler.state_dict(), "scaler": scaler.state_dict()}
     return given, {**state_of(made, by), **parts, "step": 3}, {}
@@ -90,7 +91,8 @@ def flattened(store: pmstore.Store) -> Trained:
     by = pmstore.torch.optim.AdamW(made.parameters(), lr=1e-2)
     run = pmstore.torch.attach(store, model=made, optimizer=by)
     for number in range(3):
-        step(made, by, number)
+        with run.next_step():
+            step(made, by, number)
         run.commit()
     options = torch.distributed.checkpoint.state_dict.StateDictOptions(
         flatten_optimizer_state_dict=True
@@ -105,7 +107,8 @@ def mirrored(store: pmstore.Store) -> Trained:
     by = optimizer(made)
     run = pmstore.torch.attach(store, model=made, optimizer=by, mirror=True)
     for number in range(3):
-        step(made, by, number)
+        with run.next_step():
+            step(made, by, number)
         run.commit()
     return (
         {"model": made},
@@ -120,11 +123,12 @@ def several(store: pmstore.Store) -> Trained:
     by["second"] = optimizer(models["g"])
     run = pmstore.torch.attach(store, model=models, optimizer=by)
     for number in range(2):
-        for one in by.values():
-            one.zero_grad()
-        models["a/b"](torch.full((2, 4), float(number))).sum().backward()
-        by["first"].step()
-        step(models["g"], by["second"], number)
+        with run.next_step():
+            for one in by.values():
+                one.zero_grad()
+            models["a/b"](torch.full((2, 4), float(number))).sum().backward()
+            by["first"].step()
+            step(models["g"], by["second"], number)
         run.commit()
     weights = {key: get_model_state_dict(one) for key, one in models.items()}
     assert "second.weight" in weights["a/b"]

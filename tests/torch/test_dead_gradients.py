@@ -28,10 +28,11 @@ def test_a_gradient_is_dead_when_all_have_used_it(tmp_path: Path, kind: Any) -> 
             with pmstore.open(tmp_path / name) as store:
                 run = attach(store, model=net, optimizer=optimizers)
                 while run.step < until:
-                    if run.step % 2 == 0:
-                        net.zero_grad()
-                        net(torch.randn(3, 2)).square().sum().backward()
-                    optimizers[run.step % 2].step()
+                    with run.next_step():
+                        if run.step % 2 == 0:
+                            net.zero_grad()
+                            net(torch.randn(3, 2)).square().sum().backward()
+                        optimizers[run.step % 2].step()
                     run.commit()
                 run.detach()
                 held = contents(store)
@@ -54,29 +55,34 @@ def test_a_dead_gradient_that_is_used_again_is_refused(
 
     with pmstore.open(tmp_path / "run.pm") as store:
         net, optimizer, run = program(store)
-        net(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+        with run.next_step():
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
         run.commit()
         run.detach()
     with pmstore.open(tmp_path / "run.pm") as store:
         net, optimizer, run = program(store)
-        if how != "again":
-            net(torch.ones(1, 2)).sum().backward()
-        if how == "clipped":
-            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-        with pytest.raises(pmstore.TransactionError, match=r"call zero_grad\(\) before backward"):
+        refused = pytest.raises(
+            pmstore.TransactionError, match=r"call zero_grad\(\) before backward"
+        )
+        with refused, run.next_step():
+            if how != "again":
+                net(torch.ones(1, 2)).sum().backward()
+            if how == "clipped":
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1)
             optimizer.step()
-        run.rollback()
         for to_none in (False, True):
-            optimizer.zero_grad(set_to_none=to_none)
-            net(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+            with run.next_step():
+                optimizer.zero_grad(set_to_none=to_none)
+                net(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
             run.commit()
             run.rollback()
         assert all(bool(one.isfinite().all()) for one in net.parameters())
-        optimizer.zero_grad()
-        net(torch.full((1, 2), torch.nan)).sum().backward()
-        optimizer.step()  # the program's own NaN is its own
+        with run.next_step():
+            optimizer.zero_grad()
+            net(torch.full((1, 2), torch.nan)).sum().backward()
+            optimizer.step()  # the program's own NaN is its own
         run.rollback()
 
 
@@ -85,13 +91,15 @@ def test_a_gradient_that_was_changed_after_the_step_is_kept(path: Path) -> None:
         weight = nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([weight], lr=0.1)
         run = attach(store, optimizer=optimizer)
-        (3 * weight).sum().backward()
-        optimizer.step()
-        weight.grad.mul_(0.5)
+        with run.next_step():
+            (3 * weight).sum().backward()
+            optimizer.step()
+            weight.grad.mul_(0.5)
         run.commit()
         run.rollback()
         assert weight.grad.tolist() == [1.5, 1.5]
-        optimizer.step()
+        with run.next_step():
+            optimizer.step()
         run.commit()
         assert weight.tolist() == pytest.approx([0.55, 0.55])
 
@@ -114,12 +122,13 @@ def test_a_step_that_nobody_could_refuse_is_not_committed(tmp_path: Path, how: s
 
         with pmstore.open(tmp_path / "run.pm") as store:
             run = attach(store, model=net, optimizer=optimizer, scaler=scaler)
-            if how == "scaler":
-                backward()
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step(backward)
+            with run.next_step():
+                if how == "scaler":
+                    backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    optimizer.step(backward)
             run.commit()
 
     life()

@@ -10,8 +10,10 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -26,27 +28,29 @@ from pmstore.testing import ForkServer
 from pmstore.tiers import kept as kept_epochs
 from pmstore.tiers.kept import KeptName, Reason
 from pmstore.tiers.local import LocalBackend
-from pmstore.torch import MismatchError, NotKeptError, Run, attach
+from pmstore.torch import MismatchError, NotKeptError, RolledBackError, Run, attach
 
 STEPS = BATCHES + 6
 KEPT = 4
 
 
+loops: WeakKeyDictionary[Run, Iterator[Any]] = WeakKeyDictionary()
+
+
 def go(store: pmstore.Store, run: Run, job: Job, until: int, total: int = STEPS) -> None:
-    """Trains on until so many steps are committed; what is in the store is what `train` leaves."""
+    """Trains on, in one loop, until so many steps are committed; what is in the store is what
+    `train` leaves."""
     losses = store.require("losses", (total,), "float64")
     order = store.require("order", (total, 6), "int64")
-    if run.step == until:
-        return
-    ruled = run.scheduler is not None and isinstance(run.scheduler.policy, EveryN)
-    end = run.end_step if ruled else run.commit
-    for batch in run.batches(epochs=None):
+    while run.step < until:
+        if run not in loops:
+            loops[run] = run.batches(epochs=None)
+        batch = next(loops[run])
         place = run.step
         losses[place] = job.step(batch)
         order[place] = batch[2].numpy()
-        end(losses[place])
-        if run.step == until:
-            break
+        run.log(loss=losses[place])
+        run.commit()
 
 
 @pytest.mark.parametrize(("kept", "domain"), [(0, "file"), (KEPT, "process")])
@@ -75,12 +79,14 @@ def test_a_rewound_run_is_the_one_that_stopped_there(
         job = make_job(**kinds)
         run = job.attach(store, **more)
         go(store, run, job, kept)
-        store.commit()
         run.keep("here")
         store["later/name"] = {"not": "there"}
         go(store, run, job, BATCHES + 2)
         store["uncommitted"] = 1
-        run.rewind(to="here")
+        with nullcontext() if kept else pytest.raises(RolledBackError):
+            run.rewind(to="here")
+        if not kept:
+            del loops[run]  # the program begins the loop again
         assert run.step == kept
         assert "later" not in store
         assert "uncommitted" not in store
@@ -104,7 +110,8 @@ def test_a_loop_goes_on_from_the_rewound_state(tmp_path: Path) -> None:
             place = run.step
             losses[place] = job.step(batch)
             order[place] = batch[2].numpy()
-            run.commit(losses[place])
+            run.log(loss=losses[place])
+            run.commit()
             if run.step == 3 and not rewound:
                 run.keep("three")
             if run.step in (5, BATCHES + 1) and rewound < 4:
@@ -133,7 +140,7 @@ def test_all_of_the_store_goes_back(store: pmstore.Store) -> None:
     means.flip()
     store.slots("shape", 10)
     store.list("becomes").append(1)
-    run.commit(0.5)
+    store.commit()
     before = {**contents(store), "losses": None, "becomes": None}
     run.keep("here")
 
@@ -151,7 +158,7 @@ def test_all_of_the_store_goes_back(store: pmstore.Store) -> None:
     store.slots("shape", 20)
     del store["becomes"]
     store["becomes/group"] = 1
-    run.commit(0.25)
+    store.commit()
     means.next[:] = 5.0
     run.rewind(to="here")
 
@@ -167,7 +174,7 @@ def test_all_of_the_store_goes_back(store: pmstore.Store) -> None:
     assert means.previous is None
     means.next[:] = 6.0
     means.flip()
-    run.commit(0.1)
+    store.commit()
     assert store["means"].current[0] == 6.0
 
 
@@ -177,14 +184,14 @@ def test_only_what_differs_is_written(tmp_path: Path) -> None:
         job = make_job()
         run = job.attach(store)
         large = store.zeros("large", 4 << 20, "uint8")
-        run.commit()
+        store.commit()
         first = run.keep("here")
         assert first is not None
         stats = first.wait().stats
         assert stats is not None
         assert stats.written_bytes > len(large)
         large[5] = 1
-        run.commit()
+        store.commit()
         second = run.keep("there")
         assert second is not None
         stats = second.wait().stats
@@ -223,12 +230,11 @@ def test_the_best_n(store: pmstore.Store, mode: Any, best: list[int]) -> None:
     run = job.attach(store)
     losses = [0.9, 0.1, 0.5, 0.8, 0.05, 0.1, math.nan]
     kept = []
+    loop = run.batches(epochs=None)
     for step, loss in enumerate(losses, 1):
-        go(store, run, job, step - 1)
-        for batch in run.batches(epochs=None):
-            job.step(batch)
-            run.commit(torch.tensor(loss, requires_grad=True))
-            break
+        job.step(next(loop))
+        run.log(loss=torch.tensor(loss, requires_grad=True))
+        run.commit()
         if run.keep(best="loss", n=2, mode=mode) is not None:
             kept.append(step)
         assert run.keep(best="loss", n=2, mode=mode) is None  # the same commit again
@@ -241,17 +247,16 @@ def test_the_best_n(store: pmstore.Store, mode: Any, best: list[int]) -> None:
 
 
 def test_the_best_of_a_run_with_a_policy(tmp_path: Path) -> None:
-    """Called at each step, as without one; also before the first commit, and after a resume."""
+    """Called in each step, as without one; also before the first commit, and after a resume."""
     job = make_job()
     for losses in ([0.5, 0.4, 0.3, 0.2], [0.1, 0.1, 0.1]):
         with pmstore.open(tmp_path / "s") as store:
             run = job.attach(store, policy=EveryN(3))
-            for loss in losses:
-                for batch in run.batches(epochs=None):
-                    job.step(batch)
-                    run.end_step(loss)
-                    break
+            for batch, loss in zip(run.batches(epochs=None), losses, strict=False):
+                job.step(batch)
+                run.log(loss=loss)
                 run.keep(best="loss")
+                run.end_step()
             states = [one.loss for one in run.kept()]
         job = make_job()
     assert states == [0.1]
@@ -433,7 +438,7 @@ def test_what_is_refused(store: pmstore.Store) -> None:
         run.rewind()
     with pytest.raises(TypeError, match="a step"):
         run.rewind(to=True)
-    with run.transaction(), pytest.raises(TransactionError, match="transaction block"):
+    with store.transaction(), pytest.raises(TransactionError, match="transaction block"):
         run.keep("x")
     with store.transaction(), pytest.raises(TransactionError, match="transaction block"):
         run.rewind(to=0)
@@ -444,18 +449,30 @@ def test_what_is_refused(store: pmstore.Store) -> None:
 
 
 def test_in_the_middle_of_a_step(store: pmstore.Store) -> None:
+    """It is the state at its end; of a step that is taken back, none."""
     job = make_job()
     run = job.attach(store)
     go(store, run, job, 2)
     run.keep("two")
     go(store, run, job, 3)
-    for batch in run.batches(epochs=None):
-        job.step(batch)
-        break
-    with pytest.raises(TransactionError, match="middle of a training step"):
-        run.keep("half")
-    run.rewind(to="two")  # drops the half
+    assert run.keep("three") is not None
+    job.step(next(loops[run]))
+    assert run.keep("dropped") is None
+    run.rewind(to="two")
     assert run.step == 2
+    job.step(next(loops[run]))
+    assert run.keep("half") is None
+    job.model(torch.ones(2, 8)).sum().backward()
+    run.commit()
+    assert [(one.step, one.names) for one in run.kept()] == [
+        (2, ("two",)),
+        (3, ("three",)),
+        (3, ("half",)),
+    ]
+    gradient = job.model[0].weight.grad.clone()  # type: ignore[index, union-attr, operator]
+    go(store, run, job, 5)
+    run.rewind(to="half")
+    assert torch.equal(job.model[0].weight.grad, gradient)  # type: ignore[index, arg-type]
     go(store, run, job, 4)
 
 
@@ -476,7 +493,6 @@ def test_a_state_of_another_model(tmp_path: Path) -> None:
         for batch in run.batches(epochs=2):
             model(batch).sum().backward()
             optimizer.step()
-            run.commit()
         run.keep("other")
         before = contents(store)
         weights = model.weight.detach().clone()
@@ -496,14 +512,13 @@ def test_another_run_of_the_store_has_to_follow(store: pmstore.Store) -> None:
         for model, name in ((one, "one"), (other, "other"))
     ]
     run, second = runs
-    run.commit()
     run.keep("here")
     held = other.weight.detach().clone()
-    with torch.no_grad():
+    with second.next_step(), torch.no_grad():
         other.weight += 1
     second.commit()
     run.rewind(to="here")
-    with pytest.raises(TransactionError, match="rolled back"):
+    with pytest.raises(TransactionError, match="rolled back"), second.next_step():
         second.commit()
     second.rollback()
     assert torch.equal(other.weight, held)
@@ -515,15 +530,15 @@ def test_a_mirror_beside_the_run_goes_back(store: pmstore.Store) -> None:
     run = job.attach(store)
     ema = torch.ones(1000)
     store.mirror("ema", ema)
-    run.commit()
+    store.commit()
     run.keep("ones")
     ema += 1
-    run.commit()
+    store.commit()
     ema += 1
     run.rewind(to="ones")
     assert ema.eq(1).all()
     ema += 3
-    run.commit()
+    store.commit()
     assert store["ema"].current.eq(4).all()
 
 
@@ -532,10 +547,12 @@ def test_a_commit_under_way_is_waited_for(store: pmstore.Store) -> None:
     run = job.attach(store, mirror=True)
     for batch in run.batches(epochs=1):
         job.step(batch)
-        run.commit(1.0, wait=False)
         run.keep(n=2)
-    assert [one.step for one in run.kept()] == [BATCHES - 1, BATCHES]
-    run.rewind(to=BATCHES - 1)
+        if run.step == BATCHES - 1:
+            run.commit()
+            assert [one.step for one in run.kept()] == [BATCHES - 1, BATCHES]
+            run.rewind(to=BATCHES - 1)
+            break
     assert run.step == BATCHES - 1
 
 
@@ -543,11 +560,14 @@ def test_what_a_policy_left_is_committed_to_be_kept(store: pmstore.Store) -> Non
     job = make_job()
     run = job.attach(store, policy=pmstore.scheduler.EveryN(3))
     losses = [1.0, 1.0, 0.5, 0.1, 0.1, 0.4, 0.2]
-    for batch, loss in zip(run.batches(epochs=1), losses, strict=True):
+    for batch, loss in zip(run.batches(epochs=2), losses, strict=False):
+        assert run.committed == (run.step if run.step > 2 else 0)
         job.step(batch)
-        run.end_step(loss)
-        run.keep(best="loss", n=2)
-        assert run.committed == min(run.step, 6)  # the sixth by the rule, the seventh not yet
+        run.log(loss=loss)
+        if run.step >= 2:
+            run.keep(best="loss", n=2)
+    run.stop()
+    assert list(run.batches(epochs=2)) == []
     assert [(one.step, one.loss) for one in run.kept()] == [(4, 0.1), (5, 0.1)]
     weights = [one.detach().clone() for one in job.model.parameters()]
     kept = run.keep("here")
@@ -622,13 +642,12 @@ def work(ack: Any, path: str, domain: str, kinds: dict[str, Any]) -> None:
         job = make_job(**kinds)
         run = job.attach(store)
         steps = store.list("steps")
+        loop = run.batches(epochs=None)
         for _ in range(12):
-            for batch in run.batches(epochs=None):
-                job.step(batch)
-                steps.append(run.step + 1)
-                store[f"of/{run.step + 1}"] = np.full(100, run.step + 1)
-                run.commit()
-                break
+            job.step(next(loop))
+            steps.append(run.step + 1)
+            store[f"of/{run.step + 1}"] = np.full(100, run.step + 1)
+            run.commit()
             if run.step % 2:
                 run.keep(n=3)
             if run.step % 5 == 4:
@@ -699,9 +718,10 @@ def test_no_room_to_go_back(path: Path) -> None:
         run = attach(store, model=model, optimizer=optimizer)
 
         def step() -> None:
-            optimizer.zero_grad()
-            model(torch.randn(3, 4)).sum().backward()
-            optimizer.step()
+            with run.next_step():
+                optimizer.zero_grad()
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
             run.commit()
 
         store["large"] = np.zeros(100_000)

@@ -160,11 +160,10 @@ def test_a_buffer_that_grew(path: Path, mirror: bool | None) -> None:
         model = Growing()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run = attach(store, model=model, optimizer=optimizer, mirror=mirror)
-        for _ in range(3):
+        for _ in run.steps(3):
             optimizer.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-            run.commit()
         trained = {name: one.clone() for name, one in model.state_dict().items()}
     fresh = Growing()
     load(path, fresh)

@@ -350,12 +350,11 @@ def step(model: torch.nn.Linear, optimizer: torch.optim.SGD) -> None:
 def test_an_attached_model_is_not_shared(path: Path) -> None:
     with pmstore.open(path, "w", size="8MB") as store:
         model, optimizer, run = attached(store)
-        for at in range(4):
+        for at in run.steps(4):
             if at == 2:
                 with pytest.raises(pmstore.MovedError):
                     model.share_memory()
             step(model, optimizer)
-            run.commit()
         trained = model.weight.detach().clone()
     with pmstore.open(path) as store:
         assert torch.equal(attached(store)[0].weight, trained)
@@ -363,10 +362,12 @@ def test_an_attached_model_is_not_shared(path: Path) -> None:
 
 def test_an_attached_parameter_over_shared_memory(store: pmstore.Store) -> None:
     model, optimizer, run = attached(store)
-    model.weight.data = model.weight.detach().clone().share_memory_()
-    step(model, optimizer)
+    with run.next_step():
+        model.weight.data = model.weight.detach().clone().share_memory_()
+        step(model, optimizer)
     with pytest.raises(pmstore.torch.MismatchError, match=r"weight.*shared memory"):
         run.commit()
     run.rollback()
-    step(model, optimizer)
+    with run.next_step():
+        step(model, optimizer)
     run.commit()

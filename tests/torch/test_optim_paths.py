@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,13 @@ def test_each_group_has_options_of_its_own(store: pmstore.Store, name: str, atta
         [{"params": [p], **o} for p, o in zip(theirs, options, strict=True)], fused=True
     )
     run = pmstore.torch.attach(store, optimizer=native) if attached else None
-    for step in range(6):
+    for step in range(6) if run is None else run.steps(6):
         _gradients(step, ours, theirs)
         if step == 3:
             for group in (*native.param_groups, *reference.param_groups):
                 group["lr"] *= 0.5
         native.step()
         reference.step()
-        if run is not None:
-            run.commit()
     assert _same(ours, theirs)
 
 
@@ -154,13 +153,12 @@ def test_learning_rate_schedulers(store: pmstore.Store, kind: str, name: str) ->
     )
     schedules = SCHEDULERS[kind](native), SCHEDULERS[kind](reference)
     run = pmstore.torch.attach(store, optimizer=native, lr_scheduler=schedules[0])
-    for step in range(12):
+    for step in run.steps(12):
         _gradients(step, ours, theirs)
         native.step()
         reference.step()
         for one in schedules:
             one.step(*([1.0] if kind == "plateau" else []))
-        run.commit()
     assert native.param_groups[0]["lr"] == reference.param_groups[0]["lr"] != 0.05
     assert _same(ours, theirs)
 
@@ -173,7 +171,7 @@ def test_gradient_scaler_and_clipping(store: pmstore.Store, clip: Callable[..., 
     native, reference = optim.AdamW(ours, lr=0.05), torch.optim.AdamW(theirs, lr=0.05, fused=False)
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in range(2)]
     run = pmstore.torch.attach(store, optimizer=native, scaler=scalers[0])
-    for step in range(8):
+    for step in run.steps(8):
         before = [one.detach().clone() for one in ours]
         for parameters, optimizer, scaler in (
             (ours, native, scalers[0]),
@@ -186,7 +184,6 @@ def test_gradient_scaler_and_clipping(store: pmstore.Store, clip: Callable[..., 
             clip(parameters, 0.01)
             scaler.step(optimizer)
             scaler.update()
-        run.commit()
         assert (step == 4) == all(torch.equal(a, b) for a, b in zip(ours, before, strict=True))
         assert scalers[0].get_scale() == scalers[1].get_scale()
     assert _same(ours, theirs)
@@ -210,15 +207,12 @@ class Tied(nn.Module):
         return out
 
 
-def _train(
-    model: nn.Module, forward: Any, optimizer: Any, steps: int, commit: Any = lambda: None
-) -> None:
-    for step in range(steps):
+def _train(model: nn.Module, forward: Any, optimizer: Any, steps: Iterable[int]) -> None:
+    for step in steps:
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         forward(x).square().mean().backward()
         optimizer.step()
-        commit()
 
 
 def _wrap_ddp(model: nn.Module, tmp: Path) -> Any:
@@ -244,8 +238,8 @@ def test_wrapped_and_tied_modules(store: pmstore.Store, tmp_path: Path, wrapper:
             forward = torch.compile(models[1], backend="aot_eager")
         elif wrapper == "ddp":
             forward = _wrap_ddp(models[1], tmp_path)
-        _train(models[0], models[0], optimizers[0], 5)
-        _train(models[1], forward, optimizers[1], 5, run.commit)
+        _train(models[0], models[0], optimizers[0], range(5))
+        _train(models[1], forward, optimizers[1], run.steps(5))
     finally:
         if wrapper == "ddp":
             torch.distributed.destroy_process_group()
@@ -275,19 +269,17 @@ def train(store):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 300), nn.Tanh(), nn.Linear(300, 16))
     optimizer = pmstore.torch.optim.AdamW(model.parameters(), lr=0.05)
-    run = None
+    steps = range(5)
     if store is not None:
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
+        steps = pmstore.torch.attach(store, model=model, optimizer=optimizer).steps(5)
     forward = nn.parallel.DistributedDataParallel(
         model, gradient_as_bucket_view=True, bucket_cap_mb=0.01
     )
-    for step in range(5):
+    for step in steps:
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(2 * step + rank))
         optimizer.zero_grad()
         forward(x).square().mean().backward()
         optimizer.step()
-        if run is not None:
-            run.commit()
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
@@ -325,8 +317,9 @@ def test_views_of_parameters(store: pmstore.Store) -> None:
     identity = id(w)
     view, alias = w.detach(), w.data[:5]
     for step in (1, 2):
-        w.grad = torch.full_like(w, -1)
-        optimizer.step()
+        with run.next_step():
+            w.grad = torch.full_like(w, -1)
+            optimizer.step()
         run.commit()
         assert (w == step).all()
         assert (view == alias[0]).all()
@@ -354,16 +347,19 @@ def test_gradients_of_another_form(store: pmstore.Store) -> None:
     w = nn.Parameter(torch.ones(200, 100))
     optimizer = optim.SGD([w], lr=1)
     run = pmstore.torch.attach(store, optimizer=optimizer)
-    w.grad = torch.tensor(0.5).expand(200, 100)
-    optimizer.step()
+    with run.next_step():
+        w.grad = torch.tensor(0.5).expand(200, 100)
+        optimizer.step()
     run.commit()
     assert (w == 0.5).all()
-    w.grad = torch.arange(20_000.0).reshape(100, 200).t()
-    optimizer.step()
+    with run.next_step():
+        w.grad = torch.arange(20_000.0).reshape(100, 200).t()
+        optimizer.step()
     run.rollback()
     assert (w == 0.5).all()
-    w.grad = torch.full_like(w, np.nan)
-    optimizer.step()
+    with run.next_step():
+        w.grad = torch.full_like(w, np.nan)
+        optimizer.step()
     assert w.isnan().all()
     run.rollback()
     assert (w == 0.5).all()
@@ -376,22 +372,26 @@ def test_a_step_that_cannot_be_taken_loses_nothing(path: Path) -> None:
     model = nn.Sequential(embedding, linear)
     optimizer = optim.AdamW(model.parameters(), lr=0.1)
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    with run.next_step():
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
     run.commit()
     kept = {name: one.clone() for name, one in model.state_dict().items()}
 
     def unchanged() -> bool:
         return all(torch.equal(one, kept[name]) for name, one in model.state_dict().items())
 
-    optimizer.zero_grad()
-    model(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(RuntimeError, match="dense gradients only"):
-        optimizer.step()
-    assert unchanged()
-    assert all(state["step"] == 1 for state in optimizer.state.values())
-    optimizer.zero_grad()
+    with run.next_step():
+        optimizer.zero_grad()
+        model(torch.tensor([1, 2])).sum().backward()
+        with pytest.raises(RuntimeError, match="dense gradients only"):
+            optimizer.step()
+        assert unchanged()
+        assert all(state["step"] == 1 for state in optimizer.state.values())
+        with pytest.raises(pmstore.TransactionError, match="half an update"):
+            run.commit()
+        run.rollback()
     run.commit()
     assert unchanged()
     for parameter in model.parameters():
@@ -415,28 +415,29 @@ def test_state_without_a_place_is_refused(store: pmstore.Store) -> None:
     run = pmstore.torch.attach(store, optimizer=optimizer)
 
     def steps() -> None:
-        w.grad = torch.ones_like(w)
-        optimizer.step()
+        with run.next_step():
+            w.grad = torch.ones_like(w)
+            optimizer.step()
         run.commit()
 
     steps()
-    optimizer.state[w]["mine"] = torch.ones(3)
     for action in (optimizer.step, run.commit):
-        with pytest.raises(AttachError, match="holds a tensor under 'mine'"):
-            action()
-    assert (w == 0).all()
-    run.rollback()  # there was none at the last commit
-    assert "mine" not in optimizer.state[w]
+        with run.next_step():
+            optimizer.state[w]["mine"] = torch.ones(3)
+            with pytest.raises(AttachError, match="holds a tensor under 'mine'"):
+                action()
+            assert (w == 0).all()
+            run.rollback()  # there was none at the last commit
+        assert "mine" not in optimizer.state[w]
     momentum = torch.optim.SGD([nn.Parameter(torch.ones(200, 100))], lr=1, momentum=0.5)
     momentum.param_groups[0]["params"][0].grad = torch.ones(200, 100)
     momentum.step()
-    optimizer.load_state_dict(momentum.state_dict())
-    w.grad = torch.ones_like(w)
     for action in (optimizer.step, run.commit):
-        with pytest.raises(AttachError, match="attached without momentum_buffer"):
+        with pytest.raises(AttachError, match="attached without momentum_buffer"), run.next_step():
+            optimizer.load_state_dict(momentum.state_dict())
+            w.grad = torch.ones_like(w)
             action()
-    run.rollback()
-    assert optimizer.param_groups[0]["momentum"] == 0
+        assert optimizer.param_groups[0]["momentum"] == 0
     steps()
     assert (w == -1).all()
 
@@ -445,15 +446,19 @@ def test_momentum_that_is_switched_off_is_refused(store: pmstore.Store) -> None:
     w = nn.Parameter(torch.ones(200, 100))
     optimizer = optim.SGD([w], lr=1, momentum=0.5)
     run = pmstore.torch.attach(store, optimizer=optimizer)
-    w.grad = torch.ones_like(w)
-    optimizer.step()
+    with run.next_step():
+        w.grad = torch.ones_like(w)
+        optimizer.step()
     run.commit()
-    optimizer.param_groups[0]["momentum"] = 0
     for action in (optimizer.step, run.commit):
-        with pytest.raises(AttachError, match="attached with momentum_buffer"):
+        with pytest.raises(AttachError, match="attached with momentum_buffer"), run.next_step():
+            w.grad = torch.ones_like(w)
+            optimizer.param_groups[0]["momentum"] = 0
             action()
-    optimizer.param_groups[0]["momentum"] = 0.5
-    optimizer.step()
+        assert optimizer.param_groups[0]["momentum"] == 0.5
+    with run.next_step():
+        w.grad = torch.ones_like(w)
+        optimizer.step()
     run.commit()
     assert (w == -1.5).all()
 
@@ -463,17 +468,25 @@ def test_options_are_refused_wherever_they_come_from(store: pmstore.Store, attac
     w = nn.Parameter(torch.ones(200, 100))
     optimizer = optim.AdamW([w], lr=0.1)
     run = pmstore.torch.attach(store, optimizer=optimizer) if attached else None
+    step: Any = nullcontext if run is None else run.next_step
     theirs = nn.Parameter(torch.ones(200, 100))
     other = torch.optim.AdamW([theirs], amsgrad=True)
-    theirs.grad = w.grad = torch.ones(200, 100)
+    theirs.grad = torch.ones(200, 100)
     other.step()
+
+    def refused(match: str, held: dict[str, Any], **values: Any) -> None:
+        with pytest.raises(ValueError, match=match), step():
+            w.grad = torch.ones(200, 100)
+            held.update(values)
+            try:
+                optimizer.step()
+            finally:
+                assert (w == 1).all()
+
     with pytest.raises(ValueError, match="has no amsgrad"):
         optimizer.load_state_dict(other.state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.1
-    optimizer.param_groups[0]["amsgrad"] = True
-    with pytest.raises(ValueError, match="has no amsgrad"):
-        optimizer.step()
-    assert (w == 1).all()
+    refused("has no amsgrad", optimizer.param_groups[0], amsgrad=True)
     with pytest.raises(ValueError, match="has no amsgrad"):
         optim.AdamW([{"params": [w], "amsgrad": True}])
     # what torch's Adam would take over
@@ -490,18 +503,13 @@ def test_options_are_refused_wherever_they_come_from(store: pmstore.Store, attac
         optimizer.load_state_dict(
             torch.optim.AdamW([nn.Parameter(torch.ones(200, 100))], lr=0.1).state_dict()
         )
-        optimizer.param_groups[0]["decoupled_weight_decay"] = False
-        with pytest.raises(ValueError, match="is an Adam's"):
-            optimizer.step()
+        refused("is an Adam's", optimizer.param_groups[0], decoupled_weight_decay=False)
         optimizer.param_groups[0]["decoupled_weight_decay"] = True
-        assert (w == 1).all()
-    optimizer.state[w]["exp_avg"] = torch.ones(100)  # of a shape that would be broadcast
-    with pytest.raises(ValueError, match=r"exp_avg has shape \(100,\), its parameter \(200, 100\)"):
-        optimizer.step()
-    assert (w == 1).all()
+    shape = r"exp_avg has shape \(100,\), its parameter \(200, 100\)"
+    refused(shape, optimizer.state[w], exp_avg=torch.ones(100))  # that would be broadcast
     if run is not None:
-        run.rollback()
-        w.grad = torch.ones(200, 100)
-        optimizer.step()
+        with run.next_step():
+            w.grad = torch.ones(200, 100)
+            optimizer.step()
         run.commit()
         assert (w < 1).all()

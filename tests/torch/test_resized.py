@@ -86,7 +86,8 @@ def work(ack: Callable[[int], None], path: str, domain: str, kind: str, mirror: 
         model, optimizer = job(kind)
         run = attach(store, model=model, optimizer=optimizer, mirror=mirror)
         while run.step < STEPS:
-            step(model, optimizer)
+            with run.next_step():
+                step(model, optimizer)
             run.commit()
             ack(run.step)
         torch.save(model.state_dict(), f"{path}.state")
@@ -162,24 +163,26 @@ def test_rolled_back(store: pmstore.Store, kind: str, mirror: bool) -> None:
             assert torch.equal(found[name], tensor), name
 
     before = held()
-    step(model, optimizer)
+    with run.next_step():
+        step(model, optimizer)
     run.rollback()  # to the shapes of the beginning
     assert_held(before)
     for _ in range(2):
-        step(model, optimizer)
+        with run.next_step():
+            step(model, optimizer)
         run.commit()
     before = held()
     model(torch.randn(4, 6))
     run.rollback()
     assert_held(before)
     # a step that is in the store, and not committed
-    step(model, optimizer)
-    run.store.list("else").append(1)
-    with pytest.raises(ZeroDivisionError), run.transaction():
+    with pytest.raises(ZeroDivisionError), run.next_step():
         step(model, optimizer)
+        run.store.list("else").append(1)
         1 / 0
     assert_held(before)
-    step(model, optimizer)
+    with run.next_step():
+        step(model, optimizer)
     run.commit()
     if not mirror:
         for name, tensor in model.named_buffers():
@@ -200,8 +203,9 @@ def test_a_roll_back_takes_back_what_was_assigned(
     kind: Any = pmstore.torch.optim.SGD if native else torch.optim.SGD
     optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
     run = attach(store, model=model, optimizer=optimizer, mirror=mirror)
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
+    with run.next_step():
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
     run.commit()
     weight, seen = model.weight, model.seen
     before = weight.detach().clone()
@@ -229,9 +233,11 @@ def test_a_resume_takes_the_first_shape_or_the_last(tmp_path: Path) -> None:
     with pmstore.open(path) as store:
         mine = model(2)
         run = attach(store, model=mine)
-        mine.seen = torch.arange(5.0)
+        with run.next_step():
+            mine.seen = torch.arange(5.0)
         run.commit()
-        mine.seen = torch.arange(7.0)
+        with run.next_step():
+            mine.seen = torch.arange(7.0)
         run.commit()
     for size in (2, 7):
         with pmstore.open(path) as store:
@@ -251,12 +257,14 @@ def test_what_does_not_fit_is_refused(store: pmstore.Store) -> None:
     model.register_buffer("twin", model.seen)
     run = attach(store, model=model)
     for wrong in (torch.zeros(4, dtype=torch.float64), torch.zeros(4)):  # dtype, no longer tied
-        model.seen = wrong
+        with run.next_step():
+            model.seen = wrong
         with pytest.raises(MismatchError, match="seen"):
             run.commit()
         run.rollback()
         assert model.seen is model.twin
-    model.seen = model.twin = torch.ones(4)
+    with run.next_step():
+        model.seen = model.twin = torch.ones(4)
     run.commit()
     assert model.seen is model.twin
     assert store["run/model/seen"].tolist() == [1, 1, 1, 1]
@@ -277,7 +285,8 @@ def test_a_partial_resume_keeps_what_grew(tmp_path: Path) -> None:
     with pmstore.open(path) as store:
         mine = Longer(2, False)
         run = attach(store, model=mine)
-        mine.seen = torch.arange(5.0)
+        with run.next_step():
+            mine.seen = torch.arange(5.0)
         run.commit()
     for _ in range(2):
         with pmstore.open(path) as store:

@@ -53,13 +53,12 @@ def _train(path: Path, seed: int, steps: int) -> tuple[int, list[float]]:
         stateful = {"noise": generator, "averaged/model": averaged}
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful=stateful)
         begun = run.step
-        while run.step < steps:
+        for _ in run.steps(steps):
             loss = model(torch.randn(4, 3, generator=generator)).square().sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             averaged.update_parameters(model)
-            run.commit()
         assert model[1].calls == steps  # type: ignore[union-attr]
         everything = [
             *model.parameters(),
@@ -141,9 +140,10 @@ def test_arrays_in_any_order_follow_each_step(shm: Path) -> None:
             for name, one in found.state.items():
                 assert np.array_equal(one, basis.state[name]), name
             while run.step < steps:
-                basis.rotate(run.step)
-                found.state = basis.state
-                run.end_step()
+                with run.next_step():
+                    basis.rotate(run.step)
+                    found.state = basis.state
+                run.commit()
             found.state = {}
             run.rollback()
             for name, one in found.state.items():

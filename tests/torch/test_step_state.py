@@ -1093,3 +1093,19 @@ def test_what_was_set_up_is_committed_by_the_store(path: Path) -> None:
 def test_messages_name_what_to_write() -> None:
     for told in (one for one in TABLE.values() if isinstance(one, str)):
         assert re.search(r"run\.\w+\(\)|a step has no steps in it", told)
+
+
+def test_what_is_replaced_outside_of_steps(shm: Path) -> None:
+    """It is set-up: leaving the store keeps it; run.commit() says that it belongs to no step."""
+    path = shm / "replaced.pm"
+    for life in range(2):
+        model = nn.Linear(2, 2)
+        model.register_buffer("seen", torch.zeros(2))
+        with pmstore.open(path) as store:
+            run = attach(store, model=model)
+            if life == 0:
+                model.seen = torch.arange(5.0)
+                with pytest.raises(TransactionError, match="outside of a step"):
+                    run.commit()
+            else:
+                assert model.seen.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -106,10 +106,15 @@ def training(store: Store, model: torch.nn.Module, optimizer: torch.optim.Optimi
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call] # torch's own
         optimizer.step()
-        run.commit(loss)
+        run.log(loss=loss)
     step: int = run.step
-    with run.transaction() as block:
-        assert_type(block, pmstore.torch.RunTransaction)
+    for epoch in run.epochs(5):
+        for inputs, targets in epoch:
+            print(inputs, targets)
+    with run.next_step():
+        run.state["beta"] = 0.9
+    run.commit()
+    run.log_to(print)
     assert_type(run.stats(), pmstore.torch.RunStats)
     print(step, pmstore.torch.Resume(lr="program"), pmstore.torch.Job, pmstore.torch.KeptState)
     pmstore.torch.load(store, model)
@@ -122,8 +127,8 @@ def policies(store: Store, model: torch.nn.Module) -> None:
     policy: pmstore.scheduler.CommitPolicy = pmstore.scheduler.Auto(max_loss=5)
     print(pmstore.scheduler.EverySeconds(1.0), pmstore.scheduler.policy_words(policy))
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, policy=policy, guard=guard)
-    for _ in run.batches(epochs=1):
-        run.end_step(0.5)
+    for n in run.steps(100):
+        run.log(loss=0.5 / n)
     for part in (
         *(pmstore.scheduler.Agreed, pmstore.scheduler.CommitScheduler, pmstore.scheduler.CostModel),
         *(pmstore.scheduler.Decision, pmstore.scheduler.HazardModel, pmstore.scheduler.Known),
@@ -186,7 +191,9 @@ def failures(path: str) -> None:
         pmstore.torch.LookaheadError,
         pmstore.torch.MismatchError,
         pmstore.torch.NotKeptError,
+        pmstore.torch.RolledBackError,
         pmstore.torch.TornStepError,
+        pmstore.torch.UnfinishedStepError,
     ) as error:
         what: pmstore.PmstoreError = error
         print(what)

@@ -225,6 +225,8 @@ class Steps:
                 self._guards.let_go(self)
             return
         self._land()
+        if step.state is StepState.IDLE:
+            self.pieces.write_tensors()
         if self.store.written():
             if step.state is StepState.ENDED:
                 raise TransactionError(
@@ -292,8 +294,6 @@ class Steps:
         self.counts["steps"] += counted
         self.unsaved = not committed
         step.used = False
-        if values:
-            step.values = {}
         if values:
             step.values = {}
         if committed:
@@ -422,20 +422,22 @@ class Steps:
             raises. RolledBackError: the program's loops have to begin again.
         """
         self.require()
-        self._guards.before_commit()
-        # Other runs of the store see by a roll back that they have to follow. One of nothing would
-        # not count.
-        self.progress.touch()
         kind = self._open_kind
-        self.go_back()
-        self.progress.stale = True
         self._guards.committing = self
         try:
-            change()
+            self._guards.before_commit()
+            # Other runs of the store see by a roll back that they have to follow. One of nothing
+            # would not count.
+            self.progress.touch()
+            self.go_back()
+            self.progress.stale = True
+            try:
+                change()
+            finally:
+                self.store.rollback()  # of nothing, but mirrors follow
+                self._restore()
         finally:
             self._guards.committing = None
-            self.store.rollback()  # of nothing, but mirrors follow
-            self._restore()
         self._check_way(kind, True)
 
     def rewind_one(self) -> None:
@@ -544,6 +546,7 @@ class Steps:
             if self.unsaved:
                 self.end(commit=True)
             self._land()
+            self.pieces.write_tensors()
             self.log.write(wait=True)
             return False
         if step.state is StepState.OPEN:
