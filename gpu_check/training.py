@@ -1,6 +1,6 @@
 """The training that the check of resuming kills: `python -m gpu_check.training STORE STEPS DEVICE`.
 
-Prints "ready" after the first step of this life, and at the end a digest of all that was trained.
+Prints "ready" behind the first step of a life, and at the end a digest of all that was trained.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def train(path: str, steps: int, device: torch.device) -> str:
     ).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with pmstore.open(path) as store:
-        run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=True)
-        told = False
-        for _ in range(run.step, steps):
+        run = pmstore.torch.attach(
+            store, model=model, optimizer=optimizer, mirror=True, policy=None
+        )
+        second = run.step + 1
+        for n in run.steps(steps):
+            if n == second:
+                print("ready", flush=True)
             features = torch.randn(32, 64, device=device)
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(features), features.flip(1))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            run.commit(wait=False)
-            if not told:
-                print("ready", flush=True)
-                told = True
         found = digest(model, optimizer)
     with pmstore.open(path, mode="r") as store:
         problems = store.check().problems

@@ -30,8 +30,10 @@ def train(store: pmstore.Store, course: Course, steps: int, run: str = "run") ->
         if step % 10 == 0:
             store.commit()
             course.committed(
-                0.002 + step * 1e-6,
+                clock() - (0.002 + step * 1e-6),
                 Decision("store", "risk reached the price", 0.5, 0.25, 1e-4, 1.0, 0.01, step, 1.0),
+                step,
+                False,
             )
     store.commit()
 

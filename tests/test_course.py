@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.course import Course, Told, read
+from pmstore.course import Course, Told, read, writer
 from pmstore.course.layout import Bucket, Step
 from pmstore.course.writer import BATCH, clock
 
@@ -32,9 +32,13 @@ def told(store: pmstore.Store, run: str = "run") -> Told:
 
 def go(course: Course, first: int, last: int, loss: Any = lambda step: 1.0 / step) -> None:
     """Steps, each committed in its thousandth part of a second."""
-    for step in range(first, last + 1):
-        course.add(step, loss(step), clock())
-        course.committed(0.001)
+    with pytest.MonkeyPatch.context() as patch:
+        for step in range(first, last + 1):
+            began = clock()
+            course.add(step, loss(step), began)
+            patch.setattr(writer, "clock", lambda began=began: began + 0.001)
+            course.committed(began, None, step, False)
+            patch.undo()
 
 
 def seen(of: Told) -> int:
@@ -86,7 +90,7 @@ def test_each_commit_holds_the_course_that_led_to_it(tmp_path: Path) -> None:
                 kind = random.integers(3)
                 if kind:
                     store.commit()
-                    course.committed(0.5)
+                    course.committed(clock() - 0.5, None, step, False)
                     committed = step
                 else:
                     store.rollback()

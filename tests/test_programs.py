@@ -15,6 +15,7 @@ from programs.bits import bits_of, differences
 from pmstore.testing import ForkServer
 
 CHOSEN = {name: one for name, one in registry.load().items() if one.quick}
+REFUSED = {name: one for name, one in registry.load().items() if one.refused}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,11 @@ def test_programs_end_with_the_same_bits(name: str, forks: ForkServer) -> None:
     assert report.kills >= harness.KILLS
     assert report.in_step >= len(CHOSEN[name].stops)
     assert report.resumed >= len(CHOSEN[name].stops)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_programs_that_would_lose_something_are_refused(name: str, forks: ForkServer) -> None:
+    assert not harness.examine(REFUSED[name], forks).problems
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ To add one, write a function into one of the files here, as a user would write t
 The harness puts a *moment* before each statement of the function, at which it can kill or stop it;
 so what makes up a step is written there, and not in a helper. `@program("a", "b")` makes two
 variants, whose names are the second argument. `plain="why"` says why plain torch gives another
-result; `stops=` leaves out kinds of stops that the program itself cannot bear; `quick=True` puts it
-into the short choice. A `break` in the middle of a step says nothing of the step: the program ends
+result; `stops=` leaves out kinds of stops that the program itself cannot bear; `refused=` is what
+the error says by which the program is refused, undisturbed; `quick=True` puts it into the short
+choice. A `break` in the middle of a step says nothing of the step: the program ends
 with `UnfinishedStepError`, and its next life does the step again.
 """

@@ -100,6 +100,9 @@ class _Examination:
 
     def run(self) -> None:
         try:
+            if self.program.refused:
+                self._refused()
+                return
             self._undisturbed()
         except _Broken as broken:
             self.report.problems.append(f"undisturbed: {broken}")
@@ -125,6 +128,12 @@ class _Examination:
         self.setup, self.counts = first.setup, first.counts
         again = self._ended(self._live(home))
         self._compare(again, "the program run again after its end")
+
+    def _refused(self) -> None:
+        life = self._live(self._home("refused"))
+        words = self.program.refused.split("|")
+        if not (life.end.startswith("raised") and any(word in life.said for word in words)):
+            raise _Broken(f"it is not refused: {life.end}: {life.said}")
 
     def _plain(self) -> None:
         self._compare(self._ended(self._live(self._home("plain"), plain=True)), "plain torch")

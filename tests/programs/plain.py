@@ -250,8 +250,10 @@ class Run:
 
     def _length(self, limit: int | None) -> int | None:
         """Batches of an epoch, if that is known."""
-        length: int | None = getattr(self._loader, "__len__", lambda: None)()
-        return min((one for one in (length, limit) if one is not None), default=None)
+        ends = [] if limit is None else [limit]
+        with contextlib.suppress(TypeError):  # it has none
+            ends.append(len(self._loader))  # type: ignore[arg-type]
+        return min(ends, default=None)
 
     def _load(self, until: int | None, limit: int | None) -> _Given | None:
         """The next batch, those of loops that were left first; None: there are no more."""

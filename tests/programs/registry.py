@@ -32,6 +32,8 @@ class Program:
     """Its store has to lie in memory."""
     faulty: bool
     """It is wrong by itself, and the harness must find it."""
+    refused: str
+    """What the error says by which it is refused; `a|b`: one of them. Empty: it is right."""
 
     @property
     def kind(self) -> str:
@@ -50,6 +52,7 @@ def program(
     needs: str = "",
     memory: bool = False,
     faulty: bool = False,
+    refused: str = "",
 ) -> Callable[[Callable[..., State]], Callable[..., State]]:
     """See the package's docstring. quick: True, or the variants that are in the short choice."""
 
@@ -61,7 +64,9 @@ def program(
             assert name not in PROGRAMS, name
             short = quick if isinstance(quick, bool) else variant in quick
             given = () if variant is None else (variant,)
-            PROGRAMS[name] = Program(name, made, given, plain, stops, short, needs, memory, faulty)
+            PROGRAMS[name] = Program(
+                name, made, given, plain, stops, short, needs, memory, faulty, refused
+            )
         return made
 
     return register

@@ -55,7 +55,8 @@ def begin(path: Path, kind: str) -> tuple[pmstore.Store, Run, nn.Module, torch.o
 
 def train(run: Run, made: nn.Module, by: Any, numbers: range) -> None:
     for number in numbers:
-        step(made, by, number)
+        with run.next_step():
+            step(made, by, number)
         run.commit()
 
 
@@ -81,10 +82,11 @@ def saved_and_loaded(folder: Path, kind: str) -> Iterator[str]:
     yield f"in the heap after async_save: {in_heap(store, made, by)}"
     load(folder / f"{kind}-async", made, by)
     assert_same(state_of(made, by), state_of(*plain(kind, SAVED)))
-    run.commit()
+    store.commit()
     train(run, made, by, range(10, 10 + MORE))
     yield f"in the heap after load: {in_heap(store, made, by)}"
-    step(made, by, 20)  # and is killed before it commits
+    with run.next_step():
+        step(made, by, 20)  # and is killed before it commits
 
 
 def loaded_at_first(folder: Path, kind: str) -> Iterator[str]:
@@ -92,7 +94,7 @@ def loaded_at_first(folder: Path, kind: str) -> Iterator[str]:
     state."""
     store, run, made, by = begin(folder / f"{kind}-other.pm", kind)
     load(folder / kind, made, by)
-    run.commit()
+    store.commit()
     yield f"in the heap after load: {in_heap(store, made, by)}"
     load(folder / kind, made, by)
     train(run, made, by, range(10, 10 + MORE))

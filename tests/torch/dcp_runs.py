@@ -103,8 +103,9 @@ def train_ddp(folder: Path, rank: int, found: dict[str, Any]) -> None:
         store.add_tier("together", TierConfig(folder / "tier", **together))
         store.add_tier("alone", TierConfig(folder / f"tier-{rank}"))
         for number in range(STEPS):
-            step(wrapped, by, number)
-            scheduler.step()
+            with run.next_step():
+                step(wrapped, by, number)
+                scheduler.step()
             run.commit()
         for tier in store.tiers:
             store.flush(tier).wait()
@@ -117,8 +118,9 @@ def train_fsdp(folder: Path, rank: int, found: dict[str, Any]) -> None:
     store, scheduler, run = _attach(folder, rank, made, by)
     with store:
         for number in range(STEPS):
-            step(made, by, number)
-            scheduler.step()
+            with run.next_step():
+                step(made, by, number)
+                scheduler.step()
             run.commit()
     whole = state_of(made, by, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
@@ -132,8 +134,9 @@ def kill_ahead(folder: Path, rank: int, found: dict[str, Any]) -> None:
     by = optimizer(made)
     _, scheduler, run = _attach(folder, rank, made, by)
     for number in range(STEPS):
-        step(wrapped, by, number)
-        scheduler.step()
+        with run.next_step():
+            step(wrapped, by, number)
+            scheduler.step()
         run.commit()
     dist.barrier()
     stores = f"{folder}/run-*.pm"
@@ -141,7 +144,8 @@ def kill_ahead(folder: Path, rank: int, found: dict[str, Any]) -> None:
         state = state_of(*trained(1))
         dcp.load(state, storage_reader=StoreReader.of_run(stores), no_dist=True)
         assert_same(state, state_of(*trained()))
-    step(wrapped, by, STEPS)
+    with run.next_step():
+        step(wrapped, by, STEPS)
     if rank == 0:
         run.commit()
         ranks.WAIT_SECONDS = 0.1

@@ -21,6 +21,7 @@ from pmstore.distributed import peers
 from pmstore.scheduler import EveryN
 
 Found = dict[str, list[Any]]
+JOB = pmstore.torch.Job(timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,10 @@ def train(
     run: pmstore.torch.Run, model: torch.nn.Module, optimizer: Any, until: int, **given: Any
 ) -> None:
     while run.step < until:
-        optimizer.zero_grad()
-        model(torch.full((2, 3), 0.5)).sum().backward()
-        optimizer.step()
+        with run.next_step():
+            optimizer.zero_grad()
+            model(torch.full((2, 3), 0.5)).sum().backward()
+            optimizer.step()
         run.commit(**given)
 
 
@@ -57,7 +59,7 @@ def program(rank: int) -> dict[str, Any]:
 
 
 def attach(store: pmstore.Store, given: dict[str, Any], **more: Any) -> pmstore.torch.Run:
-    return pmstore.torch.attach(store, **given, process_group="world", timeout=30, **more)
+    return pmstore.torch.attach(store, **given, job=JOB, **more)
 
 
 def leave_apart(path: Path, rank: int, **given: Any) -> None:
@@ -120,15 +122,14 @@ def _two_runs(folder: Path, rank: int, results: dict[str, Any]) -> None:
             pmstore.torch.attach(store, **program(rank), **more)
         return str(told.value)
 
-    job = {"process_group": "world", "timeout": 30}
     with pmstore.open(folder / f"run{rank}.pm", size="4MiB", domain="process") as store:
         alone = pmstore.torch.attach(store, **program(rank), name="alone")
-        results["said"] = [refused(name="a", **job)]
+        results["said"] = [refused(name="a", job=JOB)]
         alone.detach()
         given = program(rank)
         run = attach(store, given, name="a")
         train(run, **given, until=2)
-        results["said"] += [refused(name="b", **job), refused(name="b")]
+        results["said"] += [refused(name="b", job=JOB), refused(name="b")]
         train(run, **given, until=4)
         run.detach()
         given = program(rank)
@@ -277,8 +278,8 @@ def _keeps(folder: Path, rank: int, results: dict[str, Any]) -> None:
             assert run._steps.job is not None
             results["agreed"] = run._steps.job.agreed.step  # without a look at the ticket
         train(run, **given, until=2)
-        given["optimizer"].step()
-        assert not run.end_step(1.0)
+        with run.next_step():
+            given["optimizer"].step()
         for wanted in ({"name": "now"}, {"best": "accuracy", "value": 0.5, "mode": "max"}):
             with pytest.raises(pmstore.TransactionError, match=r"run\.commit\(loss\), at all"):
                 run.keep(**wanted)
@@ -321,4 +322,4 @@ def test_who_waits_for_long_says_so(found: Found) -> None:
     for one in found["_waits"]:
         assert "rank 0 of 2 has waited" in one["said"]
         assert "rank 1 did not commit" in one["said"]
-        assert "attach(timeout=...)" in one["said"]
+        assert "attach(job=Job(timeout=...))" in one["said"]

@@ -130,11 +130,10 @@ def test_a_run(monkeypatch: pytest.MonkeyPatch, shm: Path) -> None:
         optimizer = torch.optim.AdamW(model.parameters())
         with pmstore.open(path, size="64MiB", domain="process") as store:
             run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=True)
-            for _ in range(run.step, until):
+            for _ in run.steps(until):
                 optimizer.zero_grad()
                 model(torch.randn(16, 64)).square().mean().backward()
                 optimizer.step()
-                run.commit(wait=False)
             assert len(gpu.pinned) == 2
         assert not gpu.pinned
         return {key: one.clone() for key, one in model.state_dict().items()}

@@ -28,7 +28,7 @@ from pmstore.scheduler import (
     Known,
     PreemptionGuard,
 )
-from pmstore.torch import Run, attach
+from pmstore.torch import Job, Run, attach
 from pmstore_lab.simulation.baselines import COCI, CheckFreq, Daly, EveryStep, Young
 
 
@@ -55,12 +55,7 @@ class Ranks:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.together = together
         self.run: Run = attach(
-            store,
-            model=self.model,
-            optimizer=self.optimizer,
-            process_group="world",
-            timeout=60.0,
-            **given,
+            store, model=self.model, optimizer=self.optimizer, job=Job(timeout=60.0), **given
         )
         self.committed: list[int] = []
 
@@ -76,12 +71,24 @@ class Ranks:
         self.optimizer.step()
         return loss.detach()
 
-    def train(self, until: int, **given: Any) -> list[int]:
-        """Steps that were committed so far."""
-        while self.run.step < until and not self.run.stopping:
-            if self.run.end_step(self.update(), **given):
-                self.committed.append(self.run.step)
+    def step(self) -> None:
+        """One that ends when the next begins."""
+        with self.run.next_step():
+            if self.run.committed > (self.committed or [0])[-1]:
+                self.committed.append(self.run.committed)
+            self.run.log(loss=self.update())
+
+    def train(self, until: int) -> list[int]:
+        """Ends so many steps, and begins another one. Returns those that were committed so far."""
+        while self.run.step < until:
+            self.step()
         return self.committed
+
+    def go_back(self) -> None:
+        """In the middle of a step."""
+        with self.run.next_step():
+            self.update()
+            self.run.rollback()
 
 
 class Clock:
@@ -121,8 +128,10 @@ def _rules(folder: Path, rank: int, results: dict[str, Any]) -> None:
             ranks = Ranks(store, policy=own)
             results[str(number)] = ranks.train(80)
             assert own.policy is not rule
-            assert {one.reason for one in own.decisions} == {"agreed by all ranks"}
-            assert [one.step for one in own.decisions] == ranks.committed
+            begun, *decisions = own.decisions
+            assert (begun.step, begun.reason) == (0, "asked for")  # the first step's beginning
+            assert {one.reason for one in decisions} == {"agreed by all ranks"}
+            assert [one.step for one in decisions] == ranks.committed
         assert own.policy is rule
 
 
@@ -142,12 +151,11 @@ def _no_rule(folder: Path, rank: int, results: dict[str, Any]) -> None:
     with pmstore.open(folder / f"{rank}.pm", size="8MB") as store:
         ranks = Ranks(store)
         results["committed"] = ranks.train(6)
-        ranks.update()
-        ranks.run.rollback()
-        ranks.train(9, wait=False)
+        ranks.go_back()
+        ranks.train(9)
         while ranks.run.step < 12:
-            ranks.run.commit(ranks.update(), agree=True)
-            ranks.committed.append(ranks.run.step)
+            ranks.run.commit(agree=True)
+            ranks.step()
         results["agreed"] = ranks.run.agreed_step
 
 
@@ -167,8 +175,7 @@ def _rolled_back(folder: Path, rank: int, results: dict[str, Any]) -> None:
             for _ in range(2):
                 ranks.run.rollback()
                 ranks.train(ranks.run.step + 3)
-            ranks.update()  # half a step
-            ranks.run.rollback()
+            ranks.go_back()
             ranks.run.rollback()
             results[name] = ranks.train(40)
 
@@ -183,21 +190,24 @@ def test_ranks_that_roll_back_together_go_on_meeting(found: dict[str, list[Any]]
 
 
 def _alone(folder: Path, rank: int, results: dict[str, Any]) -> None:
-    """The last rank rolls back, or leaves out a commit, and goes on: in a program whose ranks do
+    """The last rank rolls back, updates twice or commits, and goes on: in a program whose ranks do
     not wait for each other anywhere else."""
-    for name in ("rollback", "skipped", "called"):
+    for name in ("rollback", "twice", "called"):
         try:
             with pmstore.open(folder / f"{name}{rank}.pm", size="8MB") as store:
                 ranks = Ranks(store, together=False, policy=EveryN(6))
                 ranks.train(8)
                 for step in range(30):
-                    loss = ranks.update()
-                    if rank == 0 or step != 2:
-                        ranks.run.end_step(loss)
-                    elif name == "rollback":
-                        ranks.run.rollback()
-                    elif name == "called":
-                        ranks.run.commit(loss, agree=True)
+                    with ranks.run.next_step():
+                        ranks.update()
+                        if rank == 0 or step != 2:
+                            continue
+                        if name == "rollback":
+                            ranks.run.rollback()
+                        elif name == "called":
+                            ranks.run.commit(agree=True)
+                        else:
+                            ranks.update()
         except pmstore.PmstoreError as error:
             results[name] = [type(error).__name__, str(error)]
         dist.barrier()
@@ -205,7 +215,7 @@ def _alone(folder: Path, rank: int, results: dict[str, Any]) -> None:
 
 def test_a_rank_that_does_something_else_stops_all(found: dict[str, list[Any]]) -> None:
     for one in found["_alone"]:
-        for name in ("rollback", "skipped", "called"):
+        for name in ("rollback", "twice", "called"):
             kind, told = one[name]
             assert kind == "MixedStoresError", one
             assert "rank 0:" in told
@@ -222,11 +232,10 @@ def _behind(folder: Path, rank: int, results: dict[str, Any]) -> None:
         ranks.train(8)
         try:
             for step in range(30):
-                loss = ranks.update()
                 if rank == 0 or step != 2:
-                    ranks.run.end_step(loss)
+                    ranks.step()
                 else:
-                    ranks.run.rollback()
+                    ranks.go_back()
         except (pmstore.MixedStoresError, RuntimeError) as error:
             print(json.dumps({"_behind": {"told": str(error)}}), flush=True)
             os._exit(0)  # the other's all-reduce ends with its peer
@@ -242,14 +251,14 @@ def _called(folder: Path, rank: int, results: dict[str, Any]) -> None:
     with pmstore.open(folder / f"{rank}.pm", size="8MB") as store:
         ranks = Ranks(store, policy=EveryN(10))
         ranks.train(4)
-        ranks.run.commit(ranks.update(), agree=True)
+        ranks.run.commit(agree=True)
         assert ranks.run.agreed_step == 5
         results["committed"] = ranks.train(31)
         results["agreed"] = ranks.run.agreed_step
 
 
 def test_a_commit_that_all_ask_for(found: dict[str, list[Any]]) -> None:
-    assert found["_called"] == [{"committed": [10, 20, 30], "agreed": 30}] * 2
+    assert found["_called"] == [{"committed": [5, 10, 20, 30], "agreed": 30}] * 2
 
 
 # ---- told to stop
@@ -265,14 +274,16 @@ def _stopped(folder: Path, rank: int, results: dict[str, Any]) -> None:
             ranks.train(20)
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            ranks.train(1000)
+            with pytest.raises(SystemExit) as left:
+                ranks.train(1000)
+            assert left.value.code == 0
             run = ranks.run
             assert run.stopping
             assert guard.finished
             assert guard.noticed() == (rank == 1)
             if run.scheduler is not None:
                 assert run.scheduler.stopping
-            results[name] = [run.step, run.committed, ranks.committed[-1]]
+            results[name] = [run.step, run.committed]
         with pmstore.open(folder / f"{name}{rank}.pm") as store:
             results[name] += [HazardModel(store).preemptions]
 
@@ -281,8 +292,8 @@ def test_one_rank_that_is_told_to_stop_stops_all(found: dict[str, list[Any]]) ->
     first, second = found["_stopped"]
     assert first == second
     for name in ("n", "aware", "none"):
-        step, *committed, preemptions = first[name]
-        assert committed == [step, step]
+        step, committed, preemptions = first[name]
+        assert committed == step
         # they meet at the latest when they have made as many steps again
         assert 20 < step <= (42 if name != "none" else 22)
         assert preemptions == (name != "none")
@@ -297,7 +308,7 @@ def _batches(folder: Path, rank: int, results: dict[str, Any]) -> None:
         try:
             for _ in ranks.run.batches(epochs=4):
                 told = ranks.run.step >= 50
-                ranks.run.end_step(ranks.update())
+                ranks.run.log(loss=ranks.update())
         finally:
             results["step"], results["committed"] = ranks.run.step, ranks.run.committed
 

@@ -104,7 +104,7 @@ def test_ties_and_several_models(path: Path) -> None:
     with pmstore.open(path) as store:
         optimizer = OPTIMIZERS["adamw"](first.parameters())
         models = {"a/b": first, "g": second}
-        pmstore.torch.attach(store, model=models, optimizer=optimizer).commit()
+        pmstore.torch.attach(store, model=models, optimizer=optimizer)
         pmstore.torch.attach(store, loader=[1, 2], name="no model")
     ours, theirs = tied(1), nn.Linear(8, 3)
     load(path, {"a/b": ours, "g": theirs})
@@ -137,7 +137,7 @@ def test_extra_state(path: Path) -> None:
     model = Counted(2, 2)
     model.calls = 7
     with pmstore.open(path) as store:
-        pmstore.torch.attach(store, model=model).commit()
+        pmstore.torch.attach(store, model=model)
     other = Counted(2, 2)
     load(path, other)
     assert other.calls == 7

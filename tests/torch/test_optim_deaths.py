@@ -61,7 +61,7 @@ def work(
     optimizer = OPTIMIZERS[name](parameters)
     with pmstore.open(path, domain=domain, size="24MiB") as store:
         run = pmstore.torch.attach(store, optimizer=optimizer, policy=EveryN(every))
-        for step in range(run.step, STEPS):
+        for step in run.steps(STEPS):
             generator = torch.Generator().manual_seed(step)
             for parameter in parameters[:-1]:
                 parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -70,7 +70,6 @@ def work(
                 os.ftruncate(file, pages * mmap.PAGESIZE)
             ack(step)
             optimizer.step()
-            run.end_step()
 
 
 @pytest.fixture(scope="module")

@@ -99,8 +99,8 @@ def opened(folder: Path, name: str = "") -> pmstore.Store:
 
 
 def attach(store: pmstore.Store, model: nn.Module, optimizer: Any, **more: Any) -> Run:
-    given = {"process_group": "world", "timeout": 60.0, **more}
-    return pmstore.torch.attach(store, model=model, optimizer=optimizer, **given)
+    job = pmstore.torch.Job(timeout=60.0)
+    return pmstore.torch.attach(store, model=model, optimizer=optimizer, job=job, **more)
 
 
 def all_in(store: pmstore.Store, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
@@ -142,8 +142,8 @@ def _resumed(folder: Path, rank: int, results: dict[str, Any]) -> None:
             with opened(folder, kind) as store:
                 run = attach(store, model, optimizer)
                 assert run.resumed == (until == STEPS)
-                while run.step < until:
-                    run.commit(update(model, optimizer, run.step))
+                for number in run.steps(until):
+                    update(model, optimizer, number)
                 assert all_in(store, model, optimizer)
                 ended = bits(model, optimizer)
         results[kind] = ended == whole
@@ -166,8 +166,8 @@ def _trained(folder: Path, rank: int, results: dict[str, Any]) -> None:
             model, optimizer, step = way()
             with opened(folder, name) as store:
                 run = attach(store, model, optimizer, **mirror)
-                while run.step < until:
-                    run.commit(step(run.step))
+                for number in run.steps(until):
+                    step(number)
                 if not mirror:
                     assert all_in(store, model, optimizer), name
                 found = bits(model, optimizer)
@@ -385,16 +385,20 @@ def _rolled_back(folder: Path, rank: int, results: dict[str, Any]) -> None:
         run = attach(store, model, optimizer)
         run.rollback()
         for number in range(STEPS):
-            model(batch(number + 50)).sum().backward()
-            run.rollback()
-            step(number + 50)
+            with run.next_step():
+                model(batch(number + 50)).sum().backward()
+                run.rollback()
+            with run.next_step():
+                step(number + 50)
             run.rollback()
             if number == 3:
                 model.load_state_dict(
                     {key: one.clone() for key, one in model.state_dict().items()}, assign=True
                 )
                 run.rollback()
-            run.commit(step(number))
+            with run.next_step():
+                step(number)
+            run.commit()
             if number == 1:
                 run.keep("early")
         results["bits"] = bits(model, optimizer) == wanted
@@ -414,17 +418,23 @@ def _rewound(folder: Path, rank: int, results: dict[str, Any]) -> None:
             warnings.simplefilter("ignore")  # says that the ranks are not told to it
             run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
         for number in range(2):
-            run.commit(step(number))
+            with run.next_step():
+                step(number)
+            run.commit()
         run.keep("here")
         wanted = bits(model, optimizer)
         for number in range(2):
-            run.commit(step(number))
+            with run.next_step():
+                step(number)
+            run.commit()
         run.rewind(to="here")
         results["bits"] = bits(model, optimizer) == wanted and run.step == 2
-        once = float(step(5))
+        with run.next_step():
+            once = float(step(5))
         run.rewind(to="here")
-        results["again"] = float(step(5)) == once
-        run.rollback()
+        with run.next_step():
+            results["again"] = float(step(5)) == once
+            run.rollback()
 
 
 def test_a_run_goes_back_to_a_kept_state(found: dict[str, list[Any]]) -> None:
@@ -436,7 +446,9 @@ def _recorded(folder: Path, rank: int, results: dict[str, Any]) -> None:
     model, optimizer, step = whole()
     with opened(folder) as store:
         run = attach(store, model, optimizer)
-        run.commit(step(0))
+        with run.next_step():
+            step(0)
+        run.commit()
         wholes = {
             name: one.full_tensor().tolist()  # type: ignore[operator]
             for name, one in model.named_parameters()
@@ -485,7 +497,9 @@ def _exported(folder: Path, rank: int, results: dict[str, Any]) -> None:
     model, optimizer, step = whole()
     with opened(folder) as store:
         run = attach(store, model, optimizer)
-        run.commit(step(0))
+        with run.next_step():
+            step(0)
+        run.commit()
         wanted = [one.full_tensor().tolist() for one in model.parameters()]  # type: ignore[operator]
     dist.barrier()
     if rank == 0:
@@ -565,7 +579,9 @@ def _resharded(folder: Path, rank: int, results: dict[str, Any]) -> None:
     model, optimizer, step = whole()
     with opened(folder, "old") as store:
         run = attach(store, model, optimizer)
-        run.commit(step(0))
+        with run.next_step():
+            step(0)
+        run.commit()
         wanted = held(model, optimizer)
     dist.barrier()
     model, optimizer = made()
@@ -580,7 +596,8 @@ def _resharded(folder: Path, rank: int, results: dict[str, Any]) -> None:
         results["began"] = not run.resumed and held(model, optimizer) == wanted
         for one in model.parameters():
             one.grad = one.detach().clone()
-        optimizer.step()
+        with run.next_step():
+            optimizer.step()
         run.commit()
         wanted = held(model, optimizer)
         results["inside"] = all_in(store, model, optimizer)
@@ -655,9 +672,10 @@ def _refused(folder: Path, rank: int, results: dict[str, Any]) -> None:
         optimizer = adamw(model)
         run = attach(store, model, optimizer)
         model.set_requires_gradient_sync(False)  # type: ignore[attr-defined]
-        model(batch(0)).sum().backward()
         try:
-            run.commit()
+            with run.next_step():
+                model(batch(0)).sum().backward()
+                run.commit()
         except PmstoreError as error:
             results["unreduced"] = [type(error).__name__, str(error)]
         run.rollback()
@@ -731,8 +749,8 @@ def _of_four(folder: Path, rank: int, results: dict[str, Any]) -> None:
             model, optimizer, step = way()
             with opened(folder, way.__name__) as store:
                 run = attach(store, model, optimizer)
-                while run.step < until:
-                    run.commit(step(run.step))
+                for number in run.steps(until):
+                    step(number)
                 ended = bits(model, optimizer)
                 inside = all_in(store, model, optimizer)
         strided = any("strided" in str(raw) for raw in _layouts(folder, way.__name__, rank))

@@ -125,3 +125,30 @@ def test_another_loader(path: Path) -> None:
         run, step = begin(store, loader, resume=Resume(data="next epoch"))
         assert run.step == 2
         assert len(list(run.batches(epochs=2))) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_at_an_epochs_first_batch(shm: Path, kind: str) -> None:
+    def train(name: str, until: tuple[int, int] | None) -> list[float]:
+        torch.manual_seed(1)
+        random.seed(2)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with pmstore.open(shm / name) as store:
+            run = attach(store, model=model, optimizer=optimizer, loader=KINDS[kind](), policy=None)
+            for epoch in run.epochs(3):
+                for batch in epoch:
+                    loss = model(batch).square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    run.log(loss=loss)
+                    if (epoch, run.batch) == until:
+                        raise KeyError(until)
+            losses: list[float] = run.history("loss")[1].tolist()
+            return losses
+
+    whole = train("whole.pm", None)
+    with pytest.raises(KeyError):
+        train("ended.pm", (1, 0))
+    assert train("ended.pm", None) == whole

@@ -39,7 +39,7 @@ class StatefulLoader(Source):
         start = rng.capture(self.generators)
         start["loader"] = position.state
         self.data_epoch: int = position.data_epoch
-        if self._first is None:
+        if self._first is None and position.state is None:
             self._first = self.state()  # may make the iterator that is taken next, and draw for it
         return self._open(position.state), start
 
