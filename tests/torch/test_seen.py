@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -64,17 +65,26 @@ def update_of(optimizer: Optimizer) -> Update:
     return update
 
 
+_loops: WeakKeyDictionary[Any, Iterator[Any]] = WeakKeyDictionary()
+
+
+def next_batch(run: Any) -> Any:
+    """Of the one loop that the run has."""
+    if run not in _loops:
+        _loops[run] = run.batches(epochs=None)
+    return next(_loops[run])
+
+
 def train(run: Any, model: nn.Module, update: Update, steps: int, after: Any = None) -> None:
     """So many steps more. after: called at the end of each."""
-    for features, targets in run.batches(epochs=None):
+    for _ in range(steps):
+        features, targets = next_batch(run)
         loss = F.mse_loss(model(features), targets)
         update(loss)
         if after is not None:
             after()
-        run.end_step(loss)
-        steps -= 1
-        if not steps:
-            break
+        run.log(loss=loss)
+        run.commit()
 
 
 @pytest.fixture
@@ -310,9 +320,9 @@ def test_steps_of_another_model_alone_are_refused(store: pmstore.Store) -> None:
 
 def by_hand(run: Any, model: nn.Module, update: Update, steps: int) -> None:
     for _ in range(steps):
-        loss = (model(torch.randn(8, 4)) - 1).square().mean()
-        update(loss)
-        run.end_step(loss)
+        with run.next_step():
+            update((model(torch.randn(8, 4)) - 1).square().mean())
+        run.commit()
 
 
 def test_another_model_beside_the_attached_one_is_not(store: pmstore.Store) -> None:
@@ -522,8 +532,8 @@ def learn(store: pmstore.Store, make: Callable[[], Any], until: int) -> None:
         if isinstance(dataset, Labels):
             dataset.correct(indices[:3])
         losses.append(each.mean().item())
-        run.end_step(each.mean())
-        if run.step == until:
+        if run.step == until - 1:
+            run.commit()
             break
 
 
@@ -546,7 +556,8 @@ def test_a_roll_back_takes_their_changes_back(store: pmstore.Store) -> None:
     loader = batched(dataset)
     model = net()
     run = attach(store, model=model, optimizer=adam(model), loader=loader)
-    dataset.correct(torch.tensor([1, 2]))
+    with run.next_step():
+        dataset.correct(torch.tensor([1, 2]))
     run.commit()
     dataset.correct(torch.tensor([1, 3]))
     dataset.late = 7  # type: ignore[attr-defined]
@@ -588,7 +599,6 @@ def test_a_change_of_what_is_large_is_refused(store: pmstore.Store, kind: str, h
     optimizer = adam(model)
     run = attach(store, model=model, optimizer=optimizer, loader=batched(dataset))
     one_step(run, model, update_of(optimizer))
-    run.commit()
     if how == "replaced":
         dataset.weights = LARGE[kind]()
     else:
@@ -598,10 +608,9 @@ def test_a_change_of_what_is_large_is_refused(store: pmstore.Store, kind: str, h
 
 
 def one_step(run: Any, model: nn.Module, update: Update) -> None:
-    for _, features, targets in run.batches(epochs=None):
-        update(F.mse_loss(model(features), targets))
-        run.end_step()
-        break
+    _, features, targets = next_batch(run)
+    update(F.mse_loss(model(features), targets))
+    run.commit()
 
 
 def test_a_cache_that_grows_large_is_told_of(store: pmstore.Store) -> None:

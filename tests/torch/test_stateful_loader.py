@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_ahead import Noisy, compare, looking_ahead
@@ -132,6 +133,7 @@ def test_a_run_goes_on_at_an_epochs_first_batch(shm: Path, kind: str) -> None:
     def train(name: str, until: tuple[int, int] | None) -> list[float]:
         torch.manual_seed(1)
         random.seed(2)
+        np.random.seed(3)
         model = nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with pmstore.open(shm / name) as store:
