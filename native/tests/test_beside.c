@@ -134,13 +134,16 @@ static void each_version_is_whole(void)
     }
 }
 
-static bool is_bare(const struct pms_pool *p, uint64_t off)
+static bool is_bare(struct pms_pool *p, uint64_t off)
 {
+    pms_undo_lock(&p->undo);
     const struct pms_dirty *d = pms_dirty_first(&p->undo.dirty);
     while (d < pms_dirty_end(&p->undo.dirty) &&
            (d->kind != PMS_DIRTY_BARE || off < d->off || off >= d->off + d->len))
         d++;
-    return d < pms_dirty_end(&p->undo.dirty);
+    bool bare = d < pms_dirty_end(&p->undo.dirty);
+    pms_undo_unlock(&p->undo);
+    return bare;
 }
 
 static uint32_t entries_of(struct pms_pool *p)

@@ -99,6 +99,10 @@ def files() -> None:
     print(pmstore.tiers.EpochInfo, pmstore.scheduler.EveryN(100), pmstore.dcp.StoreWriter)
 
 
+def told(values: dict[str, float], step: int) -> None:
+    print(step, values)
+
+
 def training(store: Store, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
     assert_type(run, pmstore.torch.Run)
@@ -114,7 +118,7 @@ def training(store: Store, model: torch.nn.Module, optimizer: torch.optim.Optimi
     with run.next_step():
         run.state["beta"] = 0.9
     run.commit()
-    run.log_to(print)
+    run.log_to(told)
     assert_type(run.stats(), pmstore.torch.RunStats)
     print(step, pmstore.torch.Resume(lr="program"), pmstore.torch.Job, pmstore.torch.KeptState)
     pmstore.torch.load(store, model)

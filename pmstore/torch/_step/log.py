@@ -29,7 +29,7 @@ class ScalarWriter(Protocol):
 class LogFunction(Protocol):
     """As `wandb.log` and `mlflow.log_metrics` are."""
 
-    def __call__(self, values: Values, step: int) -> Any: ...
+    def __call__(self, values: Values, /, *, step: int) -> Any: ...
 
 
 class _OnDevice:
