@@ -18,11 +18,4 @@ int pms_will_write(struct pms_pool *pool, const struct pms_range *ranges, uint64
 int pms_written(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
                 int32_t *written, struct pms_error *error);
 
-/* A sum over what is pending, to see whether any of it is written again: of all that was written or
- * captured since the last commit, and of each of the ranges, of which its first bytes, some in its
- * middle and its last ones are enough (who gives them has other means as well). known = 0, and no
- * sum, if more than `most` bytes are pending beside the ranges. */
-int pms_pending_sum(struct pms_pool *pool, const struct pms_range *ranges, uint64_t count,
-                    uint64_t most, uint32_t *sum, int32_t *known, struct pms_error *error);
-
 #endif

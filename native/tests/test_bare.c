@@ -216,32 +216,6 @@ static void a_snapshot_of_the_running_transaction(void)
     close_store();
 }
 
-static uint32_t pending_sum(void)
-{
-    uint32_t sum = 0;
-    int32_t known = 0;
-    CHECK(pms_pending_sum(pool, NULL, 0, UINT64_MAX, &sum, &known, &e) == PMS_OK && known);
-    return sum;
-}
-
-/* Whoever looks whether anything was written since takes no snapshot for it. */
-static void a_snapshot_changes_nothing_that_is_pending(void)
-{
-    struct pms_snapshot *s;
-    make_store(2, BIG);
-    declare(0);
-    memset(content(0), 8, BIG);
-    uint32_t before = pending_sum();
-    CHECK(pms_snapshot_begin(pool, 1ull << 30, -1, &s, &e) == PMS_OK);
-    CHECK(bytes_of(PMS_DIRTY_BARE) == 0 && pending_sum() == before);
-    content(0)[9] ^= 1;
-    CHECK(pending_sum() != before);
-    pms_snapshot_end(pool, s);
-    CHECK(pms_rollback(pool, &e) == PMS_OK);
-    CHECK(as_committed("with a snapshot"));
-    close_store();
-}
-
 /* The next flush of a tier has what was captured so. */
 static void a_flush_knows_of_it(void)
 {
@@ -642,7 +616,6 @@ int main(void)
     TEST(held_versions_have_pre_images);
     TEST(pages_locked_in_memory_are_given_back);
     TEST(a_snapshot_of_the_running_transaction);
-    TEST(a_snapshot_changes_nothing_that_is_pending);
     TEST(a_flush_knows_of_it);
     TEST(a_snapshot_beside_a_roll_back);
     TEST(what_cannot_be_read_is_said);

@@ -79,57 +79,6 @@ static void refused(uint64_t a)
     CHECK(d && ok(pms_written(pool, NULL, 0, &answer, &e)) && answer == 1);
 }
 
-/* -1: too much is pending */
-static int64_t sum_beside(uint64_t off, uint64_t bytes, uint64_t most)
-{
-    struct pms_range r = {(uint64_t)(uintptr_t)memory(off), bytes};
-    uint32_t sum = 0;
-    int32_t known = -1;
-    CHECK(ok(pms_pending_sum(pool, &r, bytes ? 1 : 0, most, &sum, &known, &e)));
-    CHECK(known == 0 || known == 1);
-    return known ? (int64_t)sum : -1;
-}
-
-/* A write after the sum shows, wherever it is: into what was pending, into what was not, into the
- * page of a range but beside it; of a range at its ends and in its middle. */
-static void sums(uint64_t a, uint64_t b, uint64_t c)
-{
-    commit();
-    memory(a)[0] ^= 1;
-    int64_t before = sum_beside(b, SMALL, LARGE);
-    CHECK(before >= 0 && before == sum_beside(b, SMALL, LARGE));
-    memory(a)[SMALL - 1] ^= 1;
-    CHECK(before != sum_beside(b, SMALL, LARGE));
-    memory(a)[SMALL - 1] ^= 1;
-    CHECK(before == sum_beside(b, SMALL, LARGE));
-    memory(c)[LARGE / 2] ^= 1; /* captured only now */
-    CHECK(before != sum_beside(b, SMALL, LARGE));
-    CHECK(sum_beside(b, SMALL, 1) == -1);
-    commit();
-    CHECK(sum_beside(0, 0, 0) >= -1 && sum_beside(c, LARGE, LARGE) >= 0);
-    unsigned char *bytes = calloc(1, LARGE);
-    CHECK(bytes && ok(declared_write(pool, memory(c), bytes, LARGE, &e)));
-    free(bytes);
-    before = sum_beside(c, LARGE, PMS_PAGE << 4); /* what is beside it is little */
-    CHECK(before >= 0 && sum_beside(a, SMALL, PMS_PAGE << 4) == -1);
-    const uint64_t places[] = {0, SMALL - 1, LARGE / 2, LARGE - 1};
-    for (int i = 0; i < 4; i++) {
-        memory(c)[places[i]] ^= 1;
-        CHECK(before != sum_beside(c, LARGE, PMS_PAGE << 4));
-        memory(c)[places[i]] ^= 1;
-        CHECK(before == sum_beside(c, LARGE, PMS_PAGE << 4));
-    }
-    uint32_t sum = 0;
-    int32_t known = 7;
-    struct pms_range outside = {(uint64_t)(uintptr_t)memory(a) + (1ull << 50), 8};
-    CHECK(pms_pending_sum(pool, &outside, 1, LARGE, &sum, &known, &e) == PMS_E_INVALID);
-    struct pms_range twice[] = {{(uint64_t)(uintptr_t)memory(c), LARGE},
-                                {(uint64_t)(uintptr_t)memory(c) + 64, LARGE - 64},
-                                {(uint64_t)(uintptr_t)memory(c), 64}};
-    CHECK(ok(pms_pending_sum(pool, twice, 3, PMS_PAGE << 4, &sum, &known, &e)) && known == 1);
-    commit();
-}
-
 int main(void)
 {
     snprintf(path, sizeof path, "/dev/shm/pms_test_written_%d.pm", (int)getpid());
@@ -143,7 +92,6 @@ int main(void)
         small_ones(a, b);
         large_one(c, a);
         refused(a);
-        sums(a, b, c);
         close_store();
     }
     unlink(path);

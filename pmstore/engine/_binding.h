@@ -46,8 +46,6 @@ struct binding_engine {
     int (*commit)(struct pms_pool *, struct pms_error *);
     int (*written)(struct pms_pool *, const struct pms_range *, uint64_t, int32_t *,
                    struct pms_error *);
-    int (*pending_sum)(struct pms_pool *, const struct pms_range *, uint64_t, uint64_t, uint32_t *,
-                       int32_t *, struct pms_error *);
 };
 extern struct binding_engine binding_engine;
 
@@ -113,7 +111,6 @@ int binding_ranges_add(struct ranges *r, uint64_t addr, uint64_t bytes);
 
 PyObject *binding_will_write(Handle *h, PyObject *writes);
 PyObject *binding_written(Handle *h, PyObject *arrays);
-PyObject *binding_pending_sum(Handle *h, PyObject *const *args, Py_ssize_t count);
 
 /* ---- _writes.c ---- */
 

@@ -276,9 +276,6 @@ static PyMethodDef handle_methods[] = {
      "that have a gradient then"},
     {"written", (PyCFunction)binding_written, METH_O,
      "written(arrays) -> whether a byte of them is another than in the last commit"},
-    {"pending_sum", (PyCFunction)(void (*)(void))binding_pending_sum, METH_FASTCALL,
-     "pending_sum(arrays, most_bytes) -> a sum over what is pending, of these arrays in samples; "
-     "None: more than so many bytes"},
     {"transaction", (PyCFunction)(void (*)(void))binding_transaction, METH_FASTCALL,
      "transaction(writes, timeout) -> Transaction"},
     {"epoch", (PyCFunction)binding_epoch, METH_NOARGS, "Number of commits."},

@@ -136,30 +136,3 @@ PyObject *binding_written(Handle *h, PyObject *arrays)
     binding_ranges_free(&r);
     return result;
 }
-
-/* (arrays, most_bytes) */
-PyObject *binding_pending_sum(Handle *h, PyObject *const *args, Py_ssize_t count)
-{
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "pending_sum(arrays, most_bytes)");
-        return NULL;
-    }
-    uint64_t most = PyLong_AsUnsignedLongLong(args[1]);
-    if (PyErr_Occurred())
-        return NULL;
-    struct ranges r;
-    binding_ranges_init(&r);
-    PyObject *result = NULL;
-    if (binding_ranges_add_all(&r, h, args[0]) == 0) {
-        struct pms_error error = {0};
-        int32_t known = 0;
-        uint32_t sum = 0;
-        int status;
-        Py_BEGIN_ALLOW_THREADS status = binding_engine.pending_sum(h->pool, r.at, r.count, most,
-                                                                   &sum, &known, &error);
-        Py_END_ALLOW_THREADS if (status != PMS_OK) result = binding_raise(h, status, &error);
-        else result = known ? PyLong_FromUnsignedLong(sum) : Py_NewRef(Py_None);
-    }
-    binding_ranges_free(&r);
-    return result;
-}

@@ -412,7 +412,7 @@ _FUNCTIONS = (
     *("pms_txblock_set_tasks", "pms_will_write", "pms_object_get", "pms_unpin", "pms_rollbacks"),
     *("pms_object_find", "pms_object_next", "pms_sequence_get", "pms_object_put_value"),
     *("pms_slot_flip", "pms_epoch", "pms_sequence_splice", "pms_put_backs", "pms_slot_get"),
-    *("pms_commit", "pms_written", "pms_pending_sum"),
+    *("pms_commit", "pms_written"),
 )
 _binding.bind(*map(_address, _FUNCTIONS))
 fault_handler.stay_first()
