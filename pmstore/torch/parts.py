@@ -187,20 +187,19 @@ class Pieces:
             isinstance(one, SlottedBinding) for one in self.optimizers.values()
         )
 
-    def spend(self, binding: OptimizerBinding) -> None:
+    def spend(self, optimizer: torch.optim.Optimizer) -> None:
         """After its step. What another optimizer has parameters of too, that one may still use."""
-        self._spend(binding.optimizer)
-
-    def _spend(self, optimizer: torch.optim.Optimizer) -> None:
         assert self.gradients is not None
-        others = {
-            id(one)
-            for other in self._users
-            if other is not optimizer
-            for one in parameters_of(other)
-        }
         used = parameters_of(optimizer)
-        self.gradients.spend([one for one in used if id(one) not in others] if others else used)
+        if len(self._users) > 1:
+            others = {
+                id(one)
+                for other in self._users
+                if other is not optimizer
+                for one in parameters_of(other)
+            }
+            used = [one for one in used if id(one) not in others]
+        self.gradients.spent.spend(used)
 
     def _watch(self) -> None:
         """Sees the steps of optimizers that are no binding's."""
@@ -212,7 +211,7 @@ class Pieces:
 
         def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (mine := pieces()) is not None and mine.gradients is not None:
-                mine._spend(optimizer)
+                mine.spend(optimizer)
 
         for key, one in self._beside.items():
             for handle in (

@@ -93,7 +93,11 @@ Key = tuple[str, str]
 
 
 class Attributes:
-    """Attributes of objects that are not what they were at attach."""
+    """Attributes of objects that are not what they were at attach.
+
+    Attributes:
+        lost: those that have changed and are too large to be kept.
+    """
 
     def __init__(self, objects: dict[str, Any]) -> None:
         self._objects = objects
@@ -101,17 +105,16 @@ class Attributes:
         self._first = dict(self._look.values)
         self._names = {(place, name) for place, one in objects.items() for name in vars(one)}
         self._changed: set[Key] = set()
-        self._lost: set[Key] = set()  # too large, and has changed
+        self.lost: set[Key] = set()
         self._told: set[Key] = set()
         self._state: dict[str, dict[str, Any]] = {}
 
     def get_state(self) -> dict[str, dict[str, Any]]:
         """By places and names. The same object as before, where nothing has changed since."""
         look = self._look
-        if look.is_same():
-            written = look.written()
-        else:
-            written = look.written()  # with those that may be other objects now
+        others = look.watch.look()
+        written = look.written()  # with those that may be other objects now
+        if others:
             self._look = _Look(self._objects, look)
             written |= look.differences(self._look)
         if written:
@@ -121,7 +124,7 @@ class Attributes:
     def _take(self, written: set[Key]) -> None:
         look = self._look
         self._changed |= written
-        self._lost |= self._changed & look.large.keys()
+        self.lost |= self._changed & look.large.keys()
         state: dict[str, dict[str, Any]] = {}
         for place, name in sorted(self._changed & look.values.keys()):
             state.setdefault(place, {})[name] = look.values[place, name]
@@ -130,7 +133,7 @@ class Attributes:
     def refuse_lost(self) -> None:
         """Raises: AttachError: one that has changed is too large to be kept. Of lists and dicts a
         warning says so: they may be caches."""
-        for key in self._lost - self._told:
+        for key in self.lost - self._told:
             told = (
                 f"{'.'.join(key)} has changed since attach, and what data sets and samplers change "
                 f"is kept up to {MOST_BYTES >> 20} MiB together"
@@ -150,7 +153,7 @@ class Attributes:
         """Those of which there is no state are as they were at attach; what is lost stays."""
         self.get_state()  # what has changed
         given = {(place, name): one for place, held in state.items() for name, one in held.items()}
-        for key in (self._changed | given.keys()) - self._lost:
+        for key in (self._changed | given.keys()) - self.lost:
             value = given.get(key, self._first.get(key, _GONE))
             if key[0] in self._objects and (value is not _GONE or key not in self._names):
                 _put(self._objects[key[0]], key[1], value)
@@ -203,6 +206,7 @@ class _Look:
     Attributes:
         values: copies of what is small, by places and names.
         large: what is not; it is watched for changes.
+        watch: sees whether all are the objects that they were.
     """
 
     def __init__(self, objects: dict[str, Any], before: _Look | None = None) -> None:
@@ -234,13 +238,9 @@ class _Look:
         tables: list[Any] = [vars(one) for one in objects.values()]
         for key in self.values:
             tables += entries[key].tables
-        self._watch = Watch(tables, [], [], 0)
+        self.watch = Watch(tables, [], [], 0)
         self._arrays = [(key, *pair) for key, entry in entries.items() for pair in entry.arrays]
         self._samples = [(key, *pair) for key, entry in entries.items() for pair in entry.samples]
-
-    def is_same(self) -> bool:
-        """Whether all are the objects that they were."""
-        return not self._watch.look()
 
     def written(self) -> set[Key]:
         """Those whose arrays were written; of large ones, as far as a sample tells."""

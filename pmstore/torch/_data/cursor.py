@@ -84,7 +84,8 @@ class Cursor:
                 if batch is _END:
                     self.next_epoch()  # worker processes end here
                     continue
-                self.behind = here.next(source.state())
+                state = source.state() if source.says_where else None
+                self.behind = Position(here.data_epoch, here.batch + 1, here.start, state)
             if source.looks and self._made_late(here, now):
                 self.go_to(here)
                 continue

@@ -194,7 +194,7 @@ class _Indices:
 
     def __init__(self, sampler: Iterable[Any], draws_once: bool) -> None:
         self.wrapped = sampler
-        self.watch: Callable[[int], None] = lambda number: None
+        self.watch: Callable[[int], None] | None = None
         self.draws_once = draws_once
         self.begin(0, None, None)
 
@@ -261,7 +261,8 @@ class _Indices:
         self._number += 1
         if not self.draws_once and self._stream is None:
             self._stream = rng.capture()
-        self.watch(self._number - 1)
+        if self.watch is not None:
+            self.watch(self._number - 1)
         return item
 
     def _seed_of(self, number: int) -> int:

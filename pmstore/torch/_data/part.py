@@ -97,10 +97,15 @@ class LoaderPart:
         if place.done.state is not self._state_written:
             self._state.write(place.done.state)
             self._state_written = place.done.state
-        generators = self.source.generators
-        states = rng.states_of(generators) if generators else {}
-        self.source.refuse_lost()
-        if self._drawn is None or not _are_same(states, self._states):
+        known, states = self._states, {}
+        changed = self._drawn is None
+        for one in self.source.generators:
+            states[one.place] = state = one.generator.get_state()
+            changed = changed or known.get(one.place) is not state
+        attributes = self.source.attributes
+        if attributes is not None and attributes.lost:
+            attributes.refuse_lost()
+        if changed or len(states) != len(known):
             drawn = rng.bits_of(states) if states else b""
             if drawn != self._drawn:
                 if not self.source.earlier:
@@ -177,13 +182,6 @@ class LoaderPart:
             return states
         first = _first_found(self.source.generators)
         return {one.place: state for one, state in zip(first, states, strict=True)}
-
-
-def _are_same(states: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether they are the same objects."""
-    return states.keys() == others.keys() and all(
-        others[place] is one for place, one in states.items()
-    )
 
 
 def _first_found(generators: list[Found]) -> list[Found]:

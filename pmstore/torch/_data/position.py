@@ -21,9 +21,9 @@ class Position:
     start: dict[str, Any] | None = None
     state: Any = field(default=None, compare=False)
 
-    def next(self, state: Any = None) -> Position:
+    def next(self) -> Position:
         """Behind one batch more."""
-        return Position(self.data_epoch, self.batch + 1, self.start, state)
+        return Position(self.data_epoch, self.batch + 1, self.start)
 
 
 @dataclass(frozen=True, slots=True)

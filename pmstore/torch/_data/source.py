@@ -26,6 +26,7 @@ class Source:
     Attributes:
         generators: that the loader's objects hold; stored where they are now, and at an epoch's
             start. What data sets and samplers change in themselves counts as such.
+        attributes: of data sets and samplers; None: they have none.
         late: stored states of generators that are not there yet, by their places.
         looks: batches left after which generators are looked for that were made while one was
             loaded. A look costs as much as a small step.
@@ -55,9 +56,9 @@ class Source:
             if has_state(one) and self.asks
         ]
         others = {place: one for place, one in kept.items() if not has_state(one)}
-        self._attributes = Attributes(others) if others else None
-        if self._attributes is not None:
-            self._own.append(Found(ATTRIBUTES, self._attributes, ATTRIBUTES))
+        self.attributes: Attributes | None = Attributes(others) if others else None
+        if self.attributes is not None:
+            self._own.append(Found(ATTRIBUTES, self.attributes, ATTRIBUTES))
         self.generators: list[Found] = []
         self.look()
 
@@ -73,12 +74,6 @@ class Source:
             one.get_state() if one.kind == ATTRIBUTES else not one.place.startswith(leave_out)
             for one in self.generators
         )
-
-    def refuse_lost(self) -> None:
-        """After the generators' states were asked for. Raises: AttachError: a data set or sampler
-        has changed in what cannot be kept."""
-        if self._attributes is not None:
-            self._attributes.refuse_lost()
 
     def length(self) -> int | None:
         """Batches of an epoch; None: not known, as of a DataLoader over an IterableDataset."""

@@ -101,7 +101,13 @@ class _Names(NamedTuple):
 
 class GradientKeeper:
     """Keeps gradients of unfinished accumulations in `<path>/<name>`, for as long as they are
-    needed, and which there are."""
+    needed, and which there are.
+
+    Attributes:
+        spent: those that an optimizer has used: their content is not needed, until they are written
+            again (the generator's loss has gradients for the discriminator too).
+        dead: gradients that stand for those that were not kept, by id, with their versions then.
+    """
 
     def __init__(self, store: Store, path: str, parameters: Parameters, *, sharded: bool) -> None:
         """sharded: some gradients may be DTensors."""
@@ -114,38 +120,27 @@ class GradientKeeper:
         self._path = path
         self._which = Part(store, f"{path}_layout")
         self._last: _Names | None = None
-        self._spent = Spent(version if sharded else None)
+        self.spent: Spent = Spent(version if sharded else None)
         # that the last write was of, and which had gradients; None: some were kept
         self._written: tuple[list[tuple[str, torch.Tensor]], bytes] | None = None
-        # id of a gradient that stands for one that was not kept -> itself, and its version then
-        self._unknown: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-
-    def spend(self, parameters: list[torch.Tensor]) -> None:
-        """An optimizer has just used their gradients: their content is not needed, until they are
-        written again (the generator's loss has gradients for the discriminator too)."""
-        self._spent.spend(parameters)
+        self.dead: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def _is_unknown(self, gradient: torch.Tensor) -> bool:
-        known = self._unknown.get(id(gradient))
+        known = self.dead.get(id(gradient))
         return known is not None and known[0]() is gradient and _starts_with_nan(gradient)
-
-    @property
-    def unknown(self) -> bool:
-        """Whether there may be some that were not kept."""
-        return bool(self._unknown)
 
     def refuse_unknown(self, called: str, parameters: list[torch.Tensor]) -> None:
         """Before an optimizer uses their gradients.
 
         Raises: TransactionError: one was not kept, or was computed with one that was not.
         """
-        if self._unknown:
-            self._unknown = {
+        if self.dead:
+            self.dead = {
                 key: known
-                for key, known in self._unknown.items()
+                for key, known in self.dead.items()
                 if (one := known[0]()) is not None and _starts_with_nan(one)
             }
-        if self._unknown and any(
+        if self.dead and any(
             one.grad is not None and _starts_with_nan(one.grad) for one in parameters
         ):
             raise TransactionError(f"{called} would use gradients that it had used {_NOT_KEPT}")
@@ -158,22 +153,19 @@ class GradientKeeper:
             before: a step that a GradScaler left out, for its NaN, or one with a closure.
         """
         parameters = self._all.named
-        states = self._spent.look(self._all.tensors)
+        states = self.spent.look(self._all.tensors)
         written = self._written
         if written is not None and written[0] is parameters and written[1] == states:
             return
         self._written = None
         self._write(parameters)
-        if not (self._unknown or (self._last and (self._last.kept or self._last.idle))):
+        if not (self.dead or (self._last and (self._last.kept or self._last.idle))):
             self._written = parameters, states
 
     def _write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         found = [(name, one.grad) for name, one in parameters if one.grad is not None]
         for name, gradient in found:
-            if (
-                self._is_unknown(gradient)
-                and self._version(gradient) != self._unknown[id(gradient)][1]
-            ):
+            if self._is_unknown(gradient) and self._version(gradient) != self.dead[id(gradient)][1]:
                 raise TransactionError(
                     f"the gradient of {name} was added to one that its optimizer had used "
                     f"{_NOT_KEPT}. Take the step back with run.rollback()"
@@ -182,7 +174,7 @@ class GradientKeeper:
         kept = [
             (name, gradient)
             for name, gradient in found
-            if not (self._spent.is_spent(gradient) or self._is_unknown(gradient))
+            if not (self.spent.is_spent(gradient) or self._is_unknown(gradient))
         ]
         for name, gradient in kept:
             self._put(name, gradient)
@@ -266,8 +258,8 @@ class GradientKeeper:
         NaN in front, else none."""
         self._which.forget()
         self._last = self._written = None
-        self._spent.clear()
-        self._unknown.clear()
+        self.spent.clear()
+        self.dead.clear()
         which = self._stored()
         present, kept = set(which.present), set(which.kept)
         for name, parameter in self._all.named:
@@ -284,5 +276,5 @@ class GradientKeeper:
             elif local(parameter.grad).numel():
                 _first(parameter.grad).fill_(torch.nan)
                 gradient = parameter.grad
-                self._unknown[id(gradient)] = (weakref.ref(gradient), self._version(gradient))
-                self.spend([parameter])
+                self.dead[id(gradient)] = (weakref.ref(gradient), self._version(gradient))
+                self.spent.spend([parameter])

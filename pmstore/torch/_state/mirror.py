@@ -264,7 +264,7 @@ class MirroredOptimizer(OptimizerBinding):
                 found.append((f"{self._prefix}parameter/{index}", local(parameter), True))
                 if record := record_of(parameter):
                     shards[f"parameters/{index}"] = record
-            for key, value in self._optimizer.state.get(parameter, {}).items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     if not isinstance(key, str):
                         raise AttachError(
@@ -295,7 +295,7 @@ class MirroredOptimizer(OptimizerBinding):
                 own = held.get(f"{self._prefix}parameter/{index}")
                 if own is not None:
                     local(parameter).copy_(own)
-                state = self._optimizer.state.get(parameter, {})
+                state = self.optimizer.state.get(parameter, {})
                 mine = stored.get(index, {})
                 drop_tensors(state, mine)
                 for key, value in mine.items():
@@ -310,7 +310,7 @@ class MirroredOptimizer(OptimizerBinding):
                     ):
                         made = torch.empty_like(value, device=device)
                         here = as_recorded(made, shard, parameter)
-                        self._optimizer.state[parameter][key] = here
+                        self.optimizer.state[parameter][key] = here
                     local(here).copy_(value)
 
     def bind(self) -> None:

@@ -38,6 +38,12 @@ class ModelBinding:
 
     The tensors stay the objects they are; their `.data` becomes the store's memory. Tied ones stay
     tied, those of different models too: they lie under the first of their names.
+
+    Attributes:
+        parameters: each once, with its first name; another list when they may be others.
+        names: of all parameters, those that are kept elsewhere too: the first of each, by id.
+        linked: another object whenever the modules may be others.
+        before: what the optimizers know, by name; None: what is in the members.
     """
 
     devices: Sequence[str] = ("cpu",)
@@ -63,7 +69,6 @@ class ModelBinding:
         self._elsewhere = {one.name for one in members_of(models) if id(one.tensor) in away}
         self._all: list[Member] = []
         self._members: list[Member] = []  # all but those
-        self._parameters: list[tuple[str, torch.Tensor]] = []
         self._places: Watch | None = None  # of the members; None: to be made
         self._placed: dict[str, Placed] = {}
         self._placed_of: dict[int, Placed] = {}  # id of a tensor -> its block
@@ -73,7 +78,6 @@ class ModelBinding:
         self._of_fsdp: list[Any] = []  # what fully_shard knows of its parameters
         self._resized = False  # whether a buffer was given another block since the last `open`
         self.before: dict[str, torch.Tensor] | None = None
-        """What the optimizers know, by name; None: what is in the members."""
         self._check_movable()
         self._scan()
 
@@ -183,7 +187,7 @@ class ModelBinding:
         if self._of_fsdp:
             fsdp.reshard(self._models.values())
         places = {member.name: member for member in self._all}
-        if self._linked.look() != SAME:  # modules too may be at other names now
+        if self.linked.look() != SAME:  # modules too may be at other names now
             places.update((one.name, one) for one in members_of(self._models))
         for member in self._all:
             owner, key = places[member.name].owner, places[member.name].key
@@ -207,21 +211,6 @@ class ModelBinding:
         }
 
     # ---- while it trains
-
-    @property
-    def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """Each parameter once, with its first name. Not to be changed."""
-        return self._parameters
-
-    @property
-    def names(self) -> dict[int, str]:
-        """Of all parameters, those that are kept elsewhere too: the first of each, by id."""
-        return self._names
-
-    @property
-    def linked(self) -> Watch:
-        """Another object whenever its modules may be others."""
-        return self._linked
 
     @property
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
@@ -251,7 +240,7 @@ class ModelBinding:
             MismatchError: names, dtypes, ties or parameters' shapes are no longer those of the
                 store.
         """
-        if self.before is None and self._linked.look() == SAME:
+        if self.before is None and self.linked.look() == SAME:
             return {}
         if self.before is None:
             self.before = {member.name: member.tensor for member in self._all}
@@ -374,13 +363,13 @@ class ModelBinding:
         for member in self._members:
             if member.kind == "parameter":
                 first.setdefault(id(member.tensor), (member.name, member.tensor))
-        self._parameters = list(first.values())
-        self._names: dict[int, str] = {}
+        self.parameters: list[tuple[str, torch.Tensor]] = list(first.values())
+        self.names: dict[int, str] = {}
         for member in self._all:
             if member.kind == "parameter":
-                self._names.setdefault(id(member.tensor), member.name)
+                self.names.setdefault(id(member.tensor), member.name)
         # where modules keep parameters, buffers and modules
-        self._linked = watch(
+        self.linked: Watch = watch(
             table
             for model in self._models.values()
             for module in model.modules()

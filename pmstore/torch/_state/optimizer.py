@@ -70,7 +70,7 @@ class OptimizerBinding:
         self._path = path = under(path, key)
         self._key = key
         self.called: str = called("optimizer", key)
-        self._optimizer = optimizer
+        self.optimizer: Optimizer = optimizer
         self._model = model
         self._rest = Part(store, f"{path}/rest")
         self._groups = Part(store, f"{path}/groups")
@@ -92,10 +92,6 @@ class OptimizerBinding:
             fsdp.refuse_alone(self.called, alone)
 
     @property
-    def optimizer(self) -> Optimizer:
-        return self._optimizer
-
-    @property
     def piece(self) -> str:
         """Its path under the run's name."""
         return under("optimizer", self._key)
@@ -106,7 +102,7 @@ class OptimizerBinding:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        return parameters_of(self._optimizer)
+        return parameters_of(self.optimizer)
 
     @property
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
@@ -140,7 +136,7 @@ class OptimizerBinding:
         for index, parameter in enumerate(self.parameters):
             if id(parameter) not in known:
                 self._own[index] = self._create_block(f"parameters/{index}", parameter)
-            for key, value in self._optimizer.state.get(parameter, {}).items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     self._create(index, key, value)
         self._write_plain()
@@ -184,14 +180,14 @@ class OptimizerBinding:
             if own is not None and not own.holds(parameter):
                 own.bind(parameter)
             placed = self._placed.get(index, {})
-            state = self._optimizer.state.get(parameter, {})
+            state = self.optimizer.state.get(parameter, {})
             drop_tensors(state, placed)
             for key, one in placed.items():
                 here = state.get(key)
                 shard = self._shards.get(state_block(index, key))
                 if not isinstance(here, torch.Tensor) or record_of(here) != shard:
                     made = as_recorded(one.heap, shard, parameter) if shard else one.heap
-                    self._optimizer.state[parameter][key] = made
+                    self.optimizer.state[parameter][key] = made
                 elif not one.holds(here):
                     one.bind(here)
 
@@ -204,17 +200,17 @@ class OptimizerBinding:
         parameters = self.parameters
         rest = self._rest.read()
         for index, parameter in enumerate(parameters):
-            state = self._optimizer.state.setdefault(parameter, {})
+            state = self.optimizer.state.setdefault(parameter, {})
             for key in [key for key, value in state.items() if not isinstance(value, torch.Tensor)]:
                 del state[key]
             state.update(rest.get(index, {}))
             if not state:
-                del self._optimizer.state[parameter]  # as before its first step
-        for key in [key for key in self._optimizer.state if not isinstance(key, torch.Tensor)]:
-            del self._optimizer.state[key]
+                del self.optimizer.state[parameter]  # as before its first step
+        for key in [key for key in self.optimizer.state if not isinstance(key, torch.Tensor)]:
+            del self.optimizer.state[key]
         for key, value in rest.get("others", {}).items():
-            self._optimizer.state[key] = value
-        restore_groups(self._optimizer, self._groups.read())
+            self.optimizer.state[key] = value
+        restore_groups(self.optimizer, self._groups.read())
 
     def _arrange(self) -> None:
         """Puts the parameters where the stored layout has them: a roll back undoes a change of the
@@ -222,7 +218,7 @@ class OptimizerBinding:
         named = dict(self._model.parameters) if self._model is not None else {}
         groups, order = read_layout(self._store, self._path)[0], iter(self._order)
         arrange_groups(
-            self._optimizer,
+            self.optimizer,
             [[(next(order, None), named.get(name)) for name in one["names"]] for one in groups],
         )
         self._order = self.parameters
@@ -263,7 +259,7 @@ class OptimizerBinding:
     @property
     def behind(self) -> bool:
         """Whether parameters have state of which nothing is in the heap yet."""
-        return len(self._optimizer.state) != len(self._placed)
+        return len(self.optimizer.state) != len(self._placed)
 
     def replace(self, replaced: dict[int, torch.Tensor], since: object) -> None:
         """Puts parameters that are other objects now, by id of the old, into groups and state.
@@ -271,7 +267,7 @@ class OptimizerBinding:
         if self.replacing is None or self.replacing.since is not since:
             if not replaced:
                 return
-            self.replacing = Replacing(self._optimizer, self._order, since)
+            self.replacing = Replacing(self.optimizer, self._order, since)
         self.synced = None
         self._order = self.replacing.put(self.called, replaced)
 
@@ -282,7 +278,7 @@ class OptimizerBinding:
         changed = left = False
         for index, parameter in enumerate(self.parameters):
             changed |= self._collect_parameter(index, parameter, displaced)
-            state = self._optimizer.state.get(parameter, {})
+            state = self.optimizer.state.get(parameter, {})
             placed = self._placed.get(index, {})
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
@@ -311,7 +307,7 @@ class OptimizerBinding:
         parameters = self.parameters
         pairs = [(parameters[index], one) for index, one in self._own.items()]
         for index, placed in self._placed.items():
-            state = self._optimizer.state.get(parameters[index], {})
+            state = self.optimizer.state.get(parameters[index], {})
             pairs += [(state[key], one) for key, one in placed.items() if key in state]
         for tensor, one in pairs:
             if isinstance(tensor, torch.Tensor) and not one.holds(tensor):
@@ -320,8 +316,12 @@ class OptimizerBinding:
     def sync(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next
         commit."""
-        synced = self.synced
-        groups, state = synced.look(self._optimizer) if synced is not None else (OTHERS, OTHERS)
+        synced, optimizer = self.synced, self.optimizer
+        groups = state = OTHERS
+        if synced is not None:
+            tables, held = synced.roots
+            if optimizer.param_groups is tables and optimizer.state is held:
+                groups, state = synced.groups.look(), synced.state.look()
         if groups == state == SAME:
             return
         # nothing is known until all is written; what changes after a look is seen by the next
@@ -339,13 +339,13 @@ class OptimizerBinding:
                 self._write_settings()
             if state == VALUES:
                 synced.state.take()
-                self._rest.write(plain_state(self._optimizer, self.called))
+                self._rest.write(plain_state(self.optimizer, self.called))
         self.synced = synced
 
     def _describe(self) -> Synced | None:
         """None if it holds something, beside the tensors that are in placed, that can change and
         stay the same object."""
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         if not holds_constants(optimizer):
             return None
         return Synced(
@@ -356,7 +356,7 @@ class OptimizerBinding:
         )
 
     def _tables_of_state(self) -> list[Any]:
-        return tables_of_state(self._optimizer)
+        return tables_of_state(self.optimizer)
 
     def _pairs(self) -> list[tuple[torch.Tensor, Placed]]:
         """What has to lie in the blocks of this binding."""
@@ -364,7 +364,7 @@ class OptimizerBinding:
         for index, parameter in enumerate(self.parameters):
             if index in self._own:
                 pairs.append((parameter, self._own[index]))
-            state = self._optimizer.state.get(parameter, {})
+            state = self.optimizer.state.get(parameter, {})
             pairs += [(state[key], one) for key, one in self._placed.get(index, {}).items()]
         return pairs
 
@@ -422,10 +422,10 @@ class OptimizerBinding:
         self._placed[index].pop(key, None)
 
     def _write_plain(self) -> None:
-        self._rest.write(plain_state(self._optimizer, self.called))
+        self._rest.write(plain_state(self.optimizer, self.called))
         self._write_settings()
         if self._layout is None or [len(group["shapes"]) for group in self._layout[0]] != [
-            len(group["params"]) for group in self._optimizer.param_groups
+            len(group["params"]) for group in self.optimizer.param_groups
         ]:
             self._write_layout()
 
@@ -433,7 +433,7 @@ class OptimizerBinding:
         self._groups.write(
             [
                 {key: value for key, value in group.items() if key != "params"}
-                for group in self._optimizer.param_groups
+                for group in self.optimizer.param_groups
             ]
         )
 
@@ -447,4 +447,4 @@ class OptimizerBinding:
         self._layout, self._order = layout, self.parameters
 
     def describe_groups(self) -> list[dict[str, Any]]:
-        return _describe(self._optimizer, type(self._optimizer).__name__, self._names())
+        return _describe(self.optimizer, type(self.optimizer).__name__, self._names())

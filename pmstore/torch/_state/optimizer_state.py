@@ -24,7 +24,10 @@ def is_constant(item: object) -> bool:
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """In the order of the groups, as `Optimizer.state_dict` numbers them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters: list[torch.Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return parameters
 
 
 def state_block(index: int, key: str) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from pmstore.engine._binding import Watch, Writes
 from pmstore.torch._state.heap import Placed
@@ -43,10 +42,3 @@ class Synced:
     groups: Watch
     state: Watch
     writes: Writes  # parameters, and what is written where they have a gradient
-
-    def look(self, optimizer: Optimizer) -> tuple[int, int]:
-        """Of groups and of state: what `Watch.look` says."""
-        groups, state = self.roots
-        if optimizer.param_groups is not groups or optimizer.state is not state:
-            return OTHERS, OTHERS
-        return self.groups.look(), self.state.look()

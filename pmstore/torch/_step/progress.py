@@ -142,7 +142,7 @@ class Progress:
     def begin_update(self, writes: list[Any]) -> None:
         """Says in the store that a step is under way, and declares what it writes: captured in one
         go, without a fault for each piece."""
-        self._store.will_write(self._numbers, *writes)
+        self._store._core.pool.will_write((self._numbers, *writes))
         self._numbers[_MIDSTEP] = 1
 
     def write(self, finished: int) -> None:

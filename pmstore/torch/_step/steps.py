@@ -478,7 +478,7 @@ class Steps:
         # the commit
         self.pieces.follow()
         assert gradients is not None
-        if gradients.unknown and len(args) < 2 and not kwargs.get("closure"):  # else that does
+        if gradients.dead and len(args) < 2 and not kwargs.get("closure"):  # else that does
             gradients.refuse_unknown(binding.called, binding.parameters)
         if pack is None:  # else the store holds nothing of a step before its commit
             self.progress.begin_update(binding.writes())
@@ -489,7 +489,7 @@ class Steps:
         if self._handle.closed:
             return
         self.step.updating -= 1
-        self.pieces.spend(binding)
+        self.pieces.spend(optimizer)
         if binding.behind:
             binding.collect()
 
