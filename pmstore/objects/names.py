@@ -22,7 +22,7 @@ def split_name(name: Any) -> list[bytes]:
     if not isinstance(name, str):
         raise TypeError(f"names of a store are str, not {type(name).__name__}: {name!r}")
     try:
-        parts = [part.encode() for part in name.split("/")]
+        parts = name.encode().split(b"/")
     except UnicodeEncodeError as error:
         raise ValueError(f"a name must be encodable as UTF-8: {name!r} ({error.reason})") from None
     if len(parts) > GROUPS_MAX + 1:

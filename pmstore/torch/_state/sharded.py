@@ -42,7 +42,10 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor whose bytes are here: of a DTensor its part, else the tensor itself."""
-    return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is torch.nn.Parameter or not is_sharded(tensor):
+        return tensor  # the usual case
+    return tensor._local_tensor  # type: ignore[attr-defined]
 
 
 def version(tensor: torch.Tensor) -> int:
