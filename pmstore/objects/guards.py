@@ -21,6 +21,10 @@ class Guard(Protocol):
         """Somebody else commits the store: writes what belongs to the same state and is not in the
         store yet."""
 
+    def give_way(self) -> None:
+        """Another one begins something: what is complete, and would end with what is done next,
+        ends now."""
+
     def lost(self) -> str:
         """What is taken back as the store was left normally, and `half` kept it from being
         committed, in words. "": nothing to be told."""
@@ -51,6 +55,9 @@ class Watcher:
         return ""
 
     def capture(self) -> None:
+        pass
+
+    def give_way(self) -> None:
         pass
 
     def lost(self) -> str:
@@ -96,6 +103,8 @@ class Guards:
 
         Raises: TransactionError: another one is in the middle of something.
         """
+        if self.held is not None and self.held is not guard:
+            self.held.give_way()
         if self.held is not None and self.held is not guard:
             if why := self.held.half():
                 raise TransactionError(why)

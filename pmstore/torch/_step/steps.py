@@ -186,6 +186,7 @@ class Steps:
         """Commits what is pending, and ends the step that is open, if one is: a loop begins or is
         over. The store need not hold the run."""
         self.require()
+        self._guards.hold(self)
         self.end(commit=True)
         self._guards.let_go(self)
 
@@ -527,6 +528,14 @@ class Steps:
         """Somebody else commits the store: finished steps are part of it."""
         if self.unsaved and not self.rolled_back:
             self._capture()
+
+    def give_way(self) -> None:
+        """A step by hand whose block was left ends, as it does where this run asks for the next."""
+        step = self.step
+        if step.kind is Kind.HAND and not step.within and step.state is not StepState.IDLE:
+            self.progress.stopped |= step.stopping
+            self.end(commit=step.stopping)
+            step.stopping = False
 
     def lost(self) -> str:
         return self.half()
