@@ -45,7 +45,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     kind = type(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter or not is_sharded(tensor):
         return tensor  # the usual case
-    return tensor._local_tensor  # type: ignore[attr-defined]
+    return tensor._local_tensor  # type: ignore[attr-defined, no-any-return]
 
 
 def version(tensor: torch.Tensor) -> int:
