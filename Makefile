@@ -12,7 +12,7 @@ NATIVE := $(filter-out native/tests/%,$(wildcard native/*/*.c native/*/*.h)) nat
 
 BINDING := pmstore/engine/_build_ffi.py $(wildcard pmstore/engine/*.c pmstore/engine/*.h)
 
-.PHONY: all aarch64-test dist dist-test types demo test test-long programs steps upstream upstream-pymm frameworks-all upstream-accelerate jobs dcp-kills native-test native-test-long fuzz fuzz-formats asan-python asan-python-quick crashtest crashtest-long crashtest-peers crashtest-vm mutants stress gpu-check lint tidy docs bench bench-quick instructions clean venv
+.PHONY: all protocol aarch64-test dist dist-test types demo test test-long programs steps upstream upstream-pymm frameworks-all upstream-accelerate jobs dcp-kills native-test native-test-long fuzz fuzz-formats asan-python asan-python-quick crashtest protocol crashtest-long crashtest-peers crashtest-vm mutants stress gpu-check lint tidy docs bench bench-quick instructions clean venv
 
 all: venv
 venv: $(STAMP)
@@ -117,11 +117,14 @@ asan-python: $(STAMP)
 asan-python-quick:
 	$(MAKE) asan-python ASAN_TESTS='$(ASAN_QUICK)'
 
-crashtest: $(STAMP)
+crashtest: protocol
 	$(PY) -m crashtests.mixtures
 	$(PY) -m crashtests.tiers
-	$(PY) -m crashtests.protocol --ranks 2
 	$(PY) -m crashtests
+
+# All interleavings of the global-commit protocol of two ranks, and of its mutants: two minutes.
+protocol: $(STAMP)
+	$(PY) -m crashtests.protocol --ranks 2
 
 mutants: $(STAMP)
 	$(PY) -m crashtests.mutants

@@ -88,13 +88,17 @@ class Model:
             found = [Key(0, key.number, key.step, ()) for key in found]
         return found
 
+    def is_apart(self, version: Version) -> bool:
+        """Whether the run is seen to be at another step than its record: then it is of no
+        generation."""
+        differs = version.key.number >= 0 and version.content.step != version.key.step
+        return differs and self.rule("run is at the record's step")
+
     def newest_common(self, ranks: tuple[Rank, ...]) -> Key | None:
         """The newest key that all can produce; None: the job is refused."""
         if self.rule("store of this rank") and not all(rank.mine for rank in ranks):
             return None
-        if self.rule("run is at the record's step") and any(
-            rank.current.content.alone and rank.current.key.number >= 0 for rank in ranks
-        ):
+        if any(self.is_apart(rank.current) for rank in ranks):
             return None
         claims = [self.keys(rank) for rank in ranks]
         if not self.rule("that all can produce"):
@@ -436,8 +440,10 @@ class Model:
         if "alone" in acts and rank.held is None:
             old = rank.current
             step = old.key.step + 1
-            key = no_run(step) if self.rule("training alone leaves the job") else old.key
-            content = old.content._replace(alone=old.content.alone + 1)
+            # without a record of a job there is none to remove: the run itself tells its step
+            leaves = self.rule("training alone leaves the job") or old.key.number < 0
+            key = no_run(step) if leaves else old.key
+            content = old.content._replace(alone=old.content.alone + 1, step=step)
             alone = rank._replace(current=Version(key, None, content))
             yield "trained alone", alone, by_hand
 
@@ -449,7 +455,7 @@ class Model:
         for rank in state.ranks:
             versions = [rank.current, rank.held, *(rank.copy or ())]
             for version in versions:
-                if version is None or version.key.number < 0:
+                if version is None or version.key.number < 0 or self.is_apart(version):
                     continue
                 if known.setdefault(version.key, version.content) != version.content:
                     raise Violation(f"two contents have the key {version.key}")
