@@ -17,7 +17,7 @@ from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.torch._job.join import Joining
 from pmstore.torch._job.settings import Job, job_of, leave_job, warn_of_ranks
-from pmstore.torch._migrate.adapt import adapt, note
+from pmstore.torch._migrate.migrate import adapt, note
 from pmstore.torch._state.layout import decode_place, refuse_resharded
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.stateful import Stateful

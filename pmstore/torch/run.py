@@ -14,15 +14,13 @@ from pmstore.scheduler import CommitScheduler
 from pmstore.tiers.handle import Flush
 from pmstore.torch._data.source import Source
 from pmstore.torch._step.by_hand import NextStep
-from pmstore.torch._step.log import LogFunction, ScalarWriter
+from pmstore.torch._step.log import LogFunction, ScalarWriter, number
 from pmstore.torch._step.loops import Epoch, Loops, Options, check_count
-from pmstore.torch._step.numbers import number
 from pmstore.torch._step.state import Event, Kind, StepState
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.checkpoints import Keeper, KeptState
 from pmstore.torch.errors import AttachError
-from pmstore.torch.metrics import metrics
-from pmstore.torch.stats import RunStats, log_end, stats_of
+from pmstore.torch.report import RunStats, log_end, metrics, stats_of
 
 
 class Run:

@@ -1,4 +1,5 @@
-"""Objects that would be kept in part: refused, with what to give instead."""
+"""What a program gives, taken out of what wraps it; objects that would be kept in part are refused,
+with what to give instead."""
 
 from __future__ import annotations
 
@@ -8,6 +9,27 @@ from typing import Any
 from torch.optim import Optimizer
 
 from pmstore.torch.errors import AttachError
+
+# ---- what Accelerate wraps around optimizers and schedulers
+
+
+_INSIDE = {"AcceleratedOptimizer": "optimizer", "AcceleratedScheduler": "scheduler"}
+
+
+def unwrapped(given: Any) -> Any:
+    """The optimizers and schedulers themselves, of one or of a dict or list of such. What
+    `accelerator.prepare` returns goes on calling them."""
+    if isinstance(given, dict):
+        return {key: unwrapped(one) for key, one in given.items()}
+    if isinstance(given, (list, tuple)):
+        return [unwrapped(one) for one in given]
+    kind = type(given)
+    if kind.__module__.partition(".")[0] == "accelerate" and kind.__name__ in _INSIDE:
+        return getattr(given, _INSIDE[kind.__name__])
+    return given
+
+
+# ---- objects that would be kept in part
 
 
 def refuse_wrapped(name: str, optimizer: Optimizer) -> None:

@@ -15,7 +15,7 @@ import torch as _torch
 
 import pmstore.scheduler as scheduler  # programs name policies by it
 import pmstore.torch as _pmstore_torch
-from pmstore.torch._step.numbers import number
+from pmstore.torch._step.log import number
 
 __all__ = ["open", "scheduler", "torch"]
 

@@ -24,7 +24,7 @@ from pmstore.objects import values
 from pmstore.objects.structure import split
 from pmstore.torch import attach
 from pmstore.torch._state.part import Part
-from pmstore.torch._state.watched import OTHERS, SAME, VALUES
+from pmstore.torch._state.replaced import OTHERS, SAME, VALUES
 from pmstore.torch.run import Run
 
 

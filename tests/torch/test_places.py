@@ -16,7 +16,7 @@ import pmstore.torch.optim
 from pmstore.torch import MismatchError, Run, attach
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
-from pmstore.torch._state.replacing import Replacing
+from pmstore.torch._state.replaced import Replacing
 from pmstore.torch.parts import Pieces
 
 KINDS = ("heap", "slots", "mirrored")

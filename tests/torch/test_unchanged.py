@@ -16,7 +16,7 @@ from torch import nn
 import pmstore
 from pmstore.engine._binding import same_bytes
 from pmstore.torch import AttachError, attach
-from pmstore.torch._random import memory as rng_memory
+from pmstore.torch._random import defaults as rng_memory
 from pmstore.torch.optim import AdamW
 
 Optimizer = torch.optim.Optimizer

@@ -7,14 +7,45 @@ set the generators back, open the loader, skip, set the generators to where the 
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from pmstore.torch._data.attributes import ATTRIBUTES, Attributes, StateOf, has_state, objects_of
 from pmstore.torch._data.position import Position
-from pmstore.torch._data.replay import batches_again
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import Found, find
+
+# ---- batches that are gone through again
+
+
+_FIRST = 2.0
+"""Seconds until the first line."""
+_EVERY = 5.0
+"""And between two lines."""
+
+
+def batches_again(count: int) -> Iterator[int]:
+    """Counts up to that number. If that takes long, lines on standard error say how far it is."""
+    begun = said = time.monotonic()
+    wait = _FIRST
+    for number in range(count):
+        yield number
+        now = time.monotonic()
+        if now - said >= wait:
+            _say(f"going through {number + 1:,} of {count:,} batches again ...")
+            said, wait = now, _EVERY
+    if said != begun:
+        _say(f"went through {count:,} batches again in {time.monotonic() - begun:.0f} s")
+
+
+def _say(what: str) -> None:
+    print(f"pmstore: {what}", file=sys.stderr, flush=True)
+
+
+# ---- loaders
+
 
 KEEPERS = ("loader", "dataset", "sampler", "batch_sampler")
 """Names of objects whose attributes may change with the data."""

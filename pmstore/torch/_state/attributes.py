@@ -20,7 +20,7 @@ from pmstore.torch._random.search import OF_MODULES, Found, as_generator, find_i
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
 from pmstore.torch._state.part import Part
-from pmstore.torch._state.watched import OTHERS, SAME, VALUES
+from pmstore.torch._state.replaced import OTHERS, SAME, VALUES
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import full_name
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pmstore.torch._state import fsdp
-from pmstore.torch._state.resizable import is_loose
+from pmstore.torch._state.heap import is_loose
 from pmstore.torch._state.sharded import (
     HOW_TO_RESHARD,
     ShardRecord,

@@ -18,12 +18,11 @@ from pmstore.mirror.copier import flat_bytes
 from pmstore.mirror.mirror import Mirror, MirrorPart
 from pmstore.objects.slots import Slots
 from pmstore.torch._state import fsdp
-from pmstore.torch._state.heap import UNFIT, check_movable
+from pmstore.torch._state.heap import UNFIT, check_movable, fill
 from pmstore.torch._state.layout import Place, compare, plan, resized, root_tensors
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import drop_tensors, read_layout, state_block
-from pmstore.torch._state.resizable import fill
 from pmstore.torch._state.sharded import ShardRecord, as_recorded, local, record_of
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import under

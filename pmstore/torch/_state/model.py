@@ -11,9 +11,18 @@ from torch import nn
 from pmstore import Store
 from pmstore.base.words import encode_name
 from pmstore.engine._binding import Watch
-from pmstore.torch._migrate.fit import check_fit, copy_common, of_wrapper
+from pmstore.torch._migrate.common import check_fit, copy_common, of_wrapper
 from pmstore.torch._state import fsdp
-from pmstore.torch._state.heap import UNFIT, Memory, Placed, check_movable, set_apart, take_in
+from pmstore.torch._state.heap import (
+    UNFIT,
+    Memory,
+    Placed,
+    check_movable,
+    fill,
+    same_bytes,
+    set_apart,
+    take_in,
+)
 from pmstore.torch._state.layout import (
     Member,
     Place,
@@ -27,9 +36,8 @@ from pmstore.torch._state.layout import (
     span,
     storage_of,
 )
-from pmstore.torch._state.resizable import fill, same_bytes
+from pmstore.torch._state.replaced import SAME, watch
 from pmstore.torch._state.sharded import local
-from pmstore.torch._state.watched import SAME, watch
 
 
 class ModelBinding:

@@ -11,22 +11,25 @@ from torch.optim import Optimizer
 from pmstore import Store
 from pmstore.engine._binding import Writes
 from pmstore.torch._state import fsdp
-from pmstore.torch._state.groups import are_moved, arrange_groups, compare_groups, restore_groups
-from pmstore.torch._state.groups import describe_groups as _describe
 from pmstore.torch._state.heap import Memory, Placed, check_movable, set_apart, take_in
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import (
+    are_moved,
+    arrange_groups,
+    compare_groups,
     drop_tensors,
     holds_constants,
     parameters_of,
     plain_state,
     read_layout,
+    restore_groups,
     state_block,
     tables_of_groups,
     tables_of_state,
 )
+from pmstore.torch._state.optimizer_state import describe_groups as _describe
 from pmstore.torch._state.part import Part
-from pmstore.torch._state.replacing import Replacing
+from pmstore.torch._state.replaced import OTHERS, SAME, VALUES, Replacing, Synced, watch
 from pmstore.torch._state.sharded import (
     HOW_TO_RESHARD,
     ShardRecord,
@@ -36,7 +39,6 @@ from pmstore.torch._state.sharded import (
     local,
     record_of,
 )
-from pmstore.torch._state.watched import OTHERS, SAME, VALUES, Synced, watch
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.keys import called, under
 

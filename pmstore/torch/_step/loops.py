@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any, NoReturn
 
 from pmstore.errors import TransactionError
-from pmstore.torch._data.cursor import Cursor
+from pmstore.torch._data.cursor import Cursor, Transfer
 from pmstore.torch._data.position import Position
 from pmstore.torch._data.source import Source
-from pmstore.torch._data.transfer import Transfer
 from pmstore.torch._step.progress import LoopRecord
 from pmstore.torch._step.state import Kind, StepState
 from pmstore.torch._step.steps import Steps

@@ -21,8 +21,7 @@ from pmstore.torch._data.source import Source
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._step.log import Log
 from pmstore.torch._step.others import Others
-from pmstore.torch._step.progress import Progress
-from pmstore.torch._step.run_state import RunState
+from pmstore.torch._step.progress import Progress, RunState
 from pmstore.torch._step.schedule import Schedule
 from pmstore.torch._step.state import BeforeForward, Event, Kind, OpenStep, StepState
 from pmstore.torch.errors import AttachError, RolledBackError, UnfinishedStepError, records
