@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,61 +15,15 @@ from pmstore.torch._data.position import Place
 from pmstore.torch._random.defaults import RngParts
 from pmstore.torch._state.attributes import AttributesPart
 from pmstore.torch._state.gradients import GradientKeeper
-from pmstore.torch._state.heap import Memory
-from pmstore.torch._state.layout import extent, storage_of
-from pmstore.torch._state.mirror import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import parameters_of
+from pmstore.torch._state.placement import InHeap, Mirrored, Placement
 from pmstore.torch._state.requires_grad import Parameters, TrainablePart
-from pmstore.torch._state.sharded import is_sharded, local
-from pmstore.torch._state.slots import SlottedBinding
+from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.stateful import Stateful, StatefulPart
 from pmstore.torch.errors import AttachError
-from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.program import Program
-
-# ---- memory that two bindings would each move to a place of their own
-
-
-def check_apart(model: ModelBinding | None, optimizers: Iterable[OptimizerBinding]) -> None:
-    """The models keep what is shared among them. A parameter that an optimizer keeps itself, one
-    that is in no model or is native's, shares its memory with nothing else.
-
-    Raises: AttachError: it does.
-    """
-    kept = {id(one) for _, one in model.parameters} if model is not None else set()
-    own = [
-        (optimizer.describe(index), one)
-        for optimizer in optimizers
-        for index, one in enumerate(optimizer.parameters)
-        if id(one) not in kept
-    ]
-    if not own:
-        return
-    others = model.named_tensors if model is not None else []
-    found: dict[int, list[tuple[int, int, str, bool]]] = {}
-    for tensors, alone in ((others, False), (own, True)):
-        for name, tensor in tensors:
-            if local(tensor).numel():
-                where = (*extent(tensor), name, alone)
-                found.setdefault(storage_of(tensor), []).append(where)
-    for spans in found.values():
-        spans.sort()
-        end, last, last_alone = -1, "", False
-        for first, after, name, alone in spans:
-            if first < end and (alone or last_alone):
-                raise AttachError(
-                    f"{last} and {name} share memory, which attach would tear apart: give the "
-                    "modules that hold it to attach, all of them "
-                    '(model={"name": module, ...}), and let optimizers of torch.optim, not of '
-                    "pmstore.torch.optim, train it"
-                )
-            if after > end:
-                end, last, last_alone = after, name, alone
-
-
-# ---- what a run keeps
 
 
 class Kept(Protocol):
@@ -96,14 +49,11 @@ class Pieces:
         except TypeError as error:
             raise AttachError(str(error)) from None
         self.modules: list[torch.nn.Module] = list(program.models.values())
-        self.optimizers: dict[str, OptimizerBinding] = {}
-        self.pack: Pack | None = Pack(store, f"{name}/mirror") if program.mirrored else None
-        self._mirrored: list[MirroredModel | MirroredOptimizer] = []
-        self.model: ModelBinding | None = (
-            self._place(store, name, program)
-            if self.pack is None
-            else self._mirror(store, name, program, self.pack)
-        )
+        kind = Mirrored if program.mirrored else InHeap
+        placement: Placement = kind(store, name, program.models, program.optimizers)
+        self.placement: Placement = placement
+        self.model: ModelBinding | None = placement.model
+        self.optimizers: dict[str, OptimizerBinding] = placement.optimizers
         self._all = Parameters()
         self._all_of: list[object] = []  # what they were taken from
         self.gradients: GradientKeeper | None = (
@@ -142,52 +92,6 @@ class Pieces:
     def _sharded(self) -> bool:
         return any(is_sharded(one) for _, one in self.parameters())
 
-    def _place(self, store: Store, name: str, program: Program) -> ModelBinding | None:
-        """Models and optimizers in the heap."""
-        natives = [one for one in program.optimizers.values() if isinstance(one, NativeOptimizer)]
-        model = None
-        if program.models:
-            kept = [parameter for native in natives for parameter in parameters_of(native)]
-            model = ModelBinding(store, f"{name}/model", program.models, kept)
-        path = f"{name}/optimizer"
-        for key, one in program.optimizers.items():
-            self.optimizers[key] = (
-                SlottedBinding(store, path, key, one, model)
-                if isinstance(one, NativeOptimizer)
-                else OptimizerBinding(store, path, key, one, model)
-            )
-        check_apart(model, self.optimizers.values())
-        for binding in self.optimizers.values():
-            binding.displaced = self._set_apart
-        if model is not None:
-            model.displaced = self._set_apart
-        return model
-
-    def _set_apart(self) -> None:
-        """Tensors that left their places are about to be brought back. Some may lie in the place of
-        another (`.data` that was swapped), which is not to be overwritten before it is read.
-
-        Raises: AttachError, MismatchError: some share memory that did not, or no longer do.
-        """
-        if self.model is not None:
-            self.model.check_ties()
-        check_apart(self.model, self.optimizers.values())
-        for binding in self.bindings:
-            binding.set_apart()
-
-    def _mirror(self, store: Store, name: str, program: Program, pack: Pack) -> ModelBinding | None:
-        """Models and optimizers where they are."""
-        model = None
-        if program.models:
-            model = MirroredModel(store, f"{name}/model", program.models)
-            self._mirrored.append(model)
-        path = f"{name}/optimizer"
-        for key, one in program.optimizers.items():
-            optimizer = MirroredOptimizer(store, path, key, one, model, pack)
-            self.optimizers[key] = optimizer
-            self._mirrored.append(optimizer)
-        return model
-
     @property
     def bindings(self) -> list[ModelBinding | OptimizerBinding]:
         return [*((self.model,) if self.model is not None else ()), *self.optimizers.values()]
@@ -212,23 +116,6 @@ class Pieces:
                 return
         self._all.set(self.parameters())
         self._all_of = [first, *(one.synced for one in self.optimizers.values())]
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Parameters and buffers, some of them twice; of DTensors also the parts, which torch
-        counts writes of apart."""
-        found = [tensor for binding in self.bindings for tensor in binding.kept]
-        return found + [local(tensor) for tensor in found if is_sharded(tensor)]
-
-    def memory(self) -> list[Memory]:
-        """Arrays of the store over all that a training step writes in place."""
-        return [memory for binding in self.bindings for memory in binding.memory()]
-
-    @property
-    def captured(self) -> bool:
-        """Whether the engine captures all writes to that memory: neither slots nor mirrors."""
-        return self.pack is None and not any(
-            isinstance(one, SlottedBinding) for one in self.optimizers.values()
-        )
 
     def spend(self, optimizer: torch.optim.Optimizer) -> None:
         """After its step. What another optimizer has parameters of too, that one may still use."""
@@ -282,8 +169,7 @@ class Pieces:
         """Tensors that are other objects now, or lie elsewhere: what the program has changed
         outside of steps."""
         self._take_in()
-        if self.pack is not None:
-            self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
+        self.placement.capture()
 
     def _take_in(self) -> None:
         self.follow()
@@ -294,8 +180,7 @@ class Pieces:
 
     def _write_rest(self, place: Place) -> None:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
-        if self.pack is not None:
-            self.pack.write([one for binding in self._mirrored for one in binding.tensors()])
+        self.placement.capture()
         self.find_parameters()
         for part in self.parts:
             part.write()
@@ -333,10 +218,7 @@ class Pieces:
                 binding.open()
         if self.model is not None:
             self.model.bind()
-        if self.pack is not None:
-            held = self.pack.open()
-            for mirrored in self._mirrored:
-                mirrored.load(held)
+        self.placement.restore()
         for optimizer in self.optimizers.values():
             optimizer.restore()
         self.find_parameters()

@@ -71,8 +71,7 @@ class Fitting:
 
     def release(self) -> None:
         """The pieces are to be made anew."""
-        if self._pieces.pack is not None:
-            self._pieces.pack.release()
+        self._pieces.placement.release()
 
     def check(self) -> None:
         """Raises: MismatchError: it still does not fit."""

@@ -30,13 +30,15 @@ from pmstore.torch._state.part import Part, raw_bytes
 # and the caller asks the interface. torch's interface is quick enough.
 
 
-Bits = tuple[memoryview | bytes | torch.Tensor, ...]
-"""One behind the other: where the bits of a state lie, as they are at any time. `copied` copies
-them, `same_bytes` compares them with a copy."""
+Bits = torch.Tensor | tuple[memoryview | bytes, ...]
+"""A copy, or, one behind the other, where the bits of a state lie, as they are at any time.
+`copied` copies them, `same_bytes` compares them with a copy."""
 
 
 def copied(bits: Bits) -> bytes:
-    return b"".join(one.numpy().tobytes() if isinstance(one, torch.Tensor) else one for one in bits)
+    if isinstance(bits, torch.Tensor):
+        return bits.numpy().tobytes()
+    return b"".join(bits)
 
 
 _WORDS = 624  # of a Mersenne twister: both keep these and an index
@@ -154,7 +156,7 @@ def _torch_look() -> Callable[[], Bits]:
     generator = torch.default_generator
     if same_bytes(generator.get_state(), generator.get_state()) is None:  # not known to C code
         return lambda: (memoryview(generator.get_state().numpy()),)  # type: ignore[arg-type]
-    return lambda: (generator.get_state(),)
+    return generator.get_state
 
 
 torch_state: Callable[[], Bits] = _torch_look()

@@ -147,14 +147,6 @@ class Pack:
         """What the program does from now on does not touch what is being committed."""
         self._mirrors.fence()
 
-    @property
-    def under_way(self) -> bool:
-        """Whether a commit is: then calls of the store wait for it."""
-        return self._mirrors.under_way
-
-    def join(self) -> None:
-        self._mirrors.join()
-
     def release(self) -> None:
         if self._mirror is not None:
             self._mirrors.remove(self._mirror.name)
@@ -318,9 +310,6 @@ class MirroredOptimizer(OptimizerBinding):
     @property
     def kept(self) -> list[torch.Tensor]:
         return [parameter for _, parameter in self.extra_parameters]
-
-    def writes(self) -> list[Any]:
-        return []
 
     @property
     def behind(self) -> bool:

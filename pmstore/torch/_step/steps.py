@@ -97,8 +97,7 @@ class Steps:
             for binding in self.pieces.bindings:
                 binding.bind()
             self.progress.settle()
-        if self.pieces.pack is not None:
-            self._versions = [one._version for one in self.pieces.tensors()]
+        self.pieces.placement.note()
         self._rates = self._rates_now()
         self.store.guard_commits(self)
         self.others.watch()
@@ -121,7 +120,8 @@ class Steps:
         schedule.capture = self._capture
 
     def detach(self) -> None:
-        if self.attached and self.pieces.pack is None and self.step.used:
+        placement = self.pieces.placement
+        if self.attached and placement.in_store and self.step.used:
             self.progress.begin_update([])  # half a step stays in the tensors: the store says so
         self.schedule.close()
         for handle in self._handles:
@@ -129,8 +129,8 @@ class Steps:
         self._handles.clear()
         for binding in self.pieces.optimizers.values():
             binding.release()
-        if self.pieces.pack is not None and not self.store.closed:
-            self.pieces.pack.release()
+        if not self.store.closed:
+            placement.release()
         self.detached = True
         self._guards.let_go(self)
         self._end_all()
@@ -262,7 +262,7 @@ class Steps:
         before, values = progress.finished, step.values
         if self.at_end and self.job is None:
             commit = True
-        wait = commit or self.pieces.pack is None or schedule.foreign
+        wait = commit or self.pieces.placement.in_store or schedule.foreign
         loss = None
         self._guards.committing = self
         try:
@@ -471,17 +471,17 @@ class Steps:
             if self.pieces.loader is None:
                 self.job.updated()
             self.job.begin_ticket()  # of a commit that was not waited for
-        pack, gradients = self.pieces.pack, self.pieces.gradients
-        if pack is not None:
-            pack.fence()
+        placement, gradients = self.pieces.placement, self.pieces.gradients
         # so that the step updates what the model computes with; what left the heap is taken in by
         # the commit
         self.pieces.follow()
         assert gradients is not None
         if gradients.dead and len(args) < 2 and not kwargs.get("closure"):  # else that does
             gradients.refuse_unknown(binding.called, binding.parameters)
-        if pack is None:  # else the store holds nothing of a step before its commit
+        if placement.in_store:
             self.progress.begin_update(binding.writes())
+        else:
+            placement.fence()
 
     def _after_update(
         self, binding: OptimizerBinding, optimizer: Any, args: Any, kwargs: Any
@@ -516,12 +516,7 @@ class Steps:
     def _redone(self) -> bool:
         """Whether the program has not come to its loops yet, which began in an earlier life, and
         has written to what they train."""
-        if self.in_loop or not self.progress.loops:
-            return False
-        if self.pieces.pack is not None:
-            return [one._version for one in self.pieces.tensors()] != self._versions
-        memory = self.pieces.memory()
-        return bool(memory) and self.store.written(memory)
+        return not self.in_loop and bool(self.progress.loops) and self.pieces.placement.written()
 
     def capture(self) -> None:
         """Somebody else commits the store: finished steps are part of it."""
