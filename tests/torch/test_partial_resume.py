@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from programs_changed import program, step, train
+from programs_changed import go_on, program, step, train
 from torch import nn
 from training import contents
 
 import pmstore
 import pmstore.torch
 from pmstore.testing import ForkServer
-from pmstore.torch import AttachError, MismatchError, Resume, Run
+from pmstore.torch import AttachError, MismatchError, Resume
 
 PARTIAL = Resume(model="partial")
 
@@ -60,15 +60,6 @@ def resumed(path: Path, now: dict[str, Any], resume: Resume) -> dict[str, Any]:
         train(store, program(seed=4, **now), 0, resume=resume)
         assert store.epoch <= epoch + 1  # what is noted of the choice, and nothing else
     return found
-
-
-def go_on(run: Run, given: dict[str, Any], until: int) -> None:
-    """Trains until so many steps have ended."""
-    for _, features in run.batches(epochs=9):
-        step(given, run, features)
-        if run.step + 1 == until:
-            run.end_step()
-            break
 
 
 def equal(ours: Any, theirs: Any) -> bool:
