@@ -24,6 +24,7 @@ from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.stateful import Stateful, StatefulPart
 from pmstore.torch.errors import AttachError
 from pmstore.torch.program import Program
+from pmstore.torch.whole import inner_optimizers
 
 
 class Kept(Protocol):
@@ -63,10 +64,12 @@ class Pieces:
         )
         # whose steps use gradients: those kept by their state_dict alone do too
         self._users: list[torch.optim.Optimizer] = [*program.optimizers.values()]
+        # (a wrapper of one of them, as Lookahead is, makes that one step)
         self._beside = {
             key: one
             for key, one in program.statefuls.items()
             if isinstance(one, torch.optim.Optimizer)
+            and not any(inner in self._users for _, inner in inner_optimizers(one))
         }
         self._users += self._beside.values()
         self.trainable: TrainablePart = TrainablePart(store, f"{name}/trainable", self._all)

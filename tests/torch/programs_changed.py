@@ -116,3 +116,12 @@ def train(
                 step(given, run, torch.ones(4, 10))
         run.commit()
     return run, seen
+
+
+def go_on(run: Run, given: dict[str, Any], until: int) -> None:
+    """Trains until so many steps have ended."""
+    for _, features in run.batches(epochs=9):
+        step(given, run, features)
+        if run.step + 1 == until:
+            run.end_step()
+            break

@@ -32,9 +32,16 @@ class Job:
         )
 
     def attach(self, store: pmstore.Store, *, mirror: bool = False) -> Run:
-        return attach(store, model=self.module, optimizer=self.optimizer, mirror=mirror)
+        self.run = attach(store, model=self.module, optimizer=self.optimizer, mirror=mirror)
+        return self.run
 
     def step(self) -> None:
+        """One that is committed."""
+        with self.run.next_step():
+            self.update()
+        self.run.commit()
+
+    def update(self) -> None:
         for number, one in enumerate(self.parameters):
             one.grad = torch.full_like(one, number + 1.0)
         self.optimizer.step()
@@ -79,21 +86,20 @@ def test_a_roll_back_brings_the_groups_back(
         job = Job(shapes, torch.optim.Adam if kind == "mirrored" else kind, named)
         run = job.attach(store, mirror=kind == "mirrored")
         job.step()
-        run.commit()
         before = job.held()
-        change(job)
+        with run.next_step():
+            change(job)
         run.rollback()
         assert job.held() == before
         job.step()
-        run.commit()
         before = job.held()
         if kind is not AdamW:  # which looks before a step
-            change(job)
-            job.step()
+            with run.next_step():
+                change(job)
+                job.update()
             run.rollback()
             assert job.held() == before
         job.step()
-        run.commit()
 
 
 @pytest.mark.parametrize("mirror", [False, True])
@@ -103,12 +109,13 @@ def test_another_order_is_committed(tmp_path: Path, mirror: bool) -> None:
         job = Job([3, 3], torch.optim.Adam)
         run = job.attach(store, mirror=mirror)
         job.step()
-        run.commit()
-        job.optimizer.param_groups.reverse()
-        job.step()
+        with run.next_step():
+            job.optimizer.param_groups.reverse()
+            job.update()
         run.commit()
         held = job.held()
-        job.step()
+        with run.next_step():
+            job.update()
         run.rollback()
         assert job.held() == held
     with pmstore.open(path) as store:
@@ -129,9 +136,9 @@ def test_parameters_known_by_their_places_stay(
         job = Job([3, 3], kind, 1)
         run = job.attach(store)
         job.step()
-        run.commit()
         before = job.held()
-        change(job)
+        with run.next_step():
+            change(job)
         with pytest.raises(MismatchError, match="known by their places"):
             run.commit()
         run.rollback()
@@ -143,14 +150,13 @@ def test_added_parameters_vanish_with_their_state(tmp_path: Path) -> None:
         job = Job([3, 3], torch.optim.Adam, 1)
         run = job.attach(store)
         job.step()
-        run.commit()
         before = job.held()
         added = nn.Parameter(torch.ones(2))
-        job.optimizer.add_param_group({"params": [added]})
-        added.grad = torch.ones(2)
-        job.step()
+        with run.next_step():
+            job.optimizer.add_param_group({"params": [added]})
+            added.grad = torch.ones(2)
+            job.update()
         run.rollback()
         assert job.held() == before
         assert added not in job.optimizer.state
         job.step()
-        run.commit()

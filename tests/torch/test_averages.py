@@ -69,16 +69,19 @@ def test_averages_of_weights(tmp_path: Path, how: str, native: bool) -> None:
             net, average, optimizer = program()
             run = attach(store, model={"net": net, "average": average}, optimizer=optimizer)
             while run.step < until:
-                step(net, average, optimizer)
+                with run.next_step():
+                    step(net, average, optimizer)
                 run.commit()
                 for name, one in average.state_dict().items():
                     assert in_heap(store, f"run/model/average/{name}", one)
-            step(net, average, optimizer)
+            with run.next_step():
+                step(net, average, optimizer)
             run.rollback()
     with pmstore.open(tmp_path / "run.pm") as store:
         net, average, optimizer = program()
         run = attach(store, model={"net": net, "average": average}, optimizer=optimizer)
-        finish(average)
+        with run.next_step():
+            finish(average)
         run.commit()
         assert same(plain[1].state_dict(), average.state_dict())
         assert same(plain[0].state_dict(), net.state_dict())
@@ -91,12 +94,14 @@ def test_ties_made_or_cut_by_data_are_refused(store: pmstore.Store, native: bool
     kind: Any = pmstore.torch.optim.SGD if native else torch.optim.SGD
     run = attach(store, model=[net, target], optimizer=kind(net.parameters(), 0.1))
     held = target.weight.detach().clone()
-    target.weight.data = net.weight.data
+    with run.next_step():
+        target.weight.data = net.weight.data
     with pytest.raises(AttachError, match=r"share memory|given tied to 0/weight"):
         run.commit()
     run.rollback()
     assert torch.equal(target.weight, held)
-    target.weight.data.copy_(net.weight.data)
+    with run.next_step():
+        target.weight.data.copy_(net.weight.data)
     run.commit()
     assert torch.equal(target.weight, net.weight)
 
@@ -106,7 +111,8 @@ def test_a_deep_copy_after_attach_has_memory_of_its_own(tmp_path: Path, native: 
     with pmstore.open(tmp_path / "run.pm") as store:
         gan = Gan(native=native)
         run = gan.attach(store)
-        gan.step(0)
+        with run.next_step():
+            gan.step(0)
         run.commit()
         copies = copy.deepcopy({"g": gan.g, "average": gan.average})
         before = contents(store)

@@ -7,6 +7,7 @@ import functools
 import os
 import random
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.utils.data import (
 )
 
 import pmstore
+from pmstore.scheduler import EveryN
 from pmstore.torch import MismatchError, attach
 from pmstore.torch._random.search import find
 from pmstore.torch._state.part import Part
@@ -203,8 +205,8 @@ def train(path: Path, make: Callable[[], Any], steps: Steps, ahead: int) -> None
     with pmstore.open(path) as store:
         run = attach(store, loader=make())
         seen = store.list("seen")
-        batches = run.batches(epochs=EPOCHS, ahead=ahead)
-        held = [batch for _, batch in zip(range(ahead), batches, strict=False)]
+        batches = run.batches(epochs=EPOCHS, ahead=ahead or None)
+        held = list(islice(batches, ahead))
 
         def step(batch: Any) -> None:
             given = batch[0] if isinstance(batch, list) else batch
@@ -212,11 +214,13 @@ def train(path: Path, make: Callable[[], Any], steps: Steps, ahead: int) -> None
             steps.before_commit()
             run.commit()
 
-        for batch in batches:
-            held.append(batch)
-            step(held.pop(0))
-        for batch in held:
-            step(batch)
+        if not ahead:
+            for batch in batches:
+                step(batch)
+        while held:
+            with run.next_step():
+                step(held.pop(0))
+            held.extend(islice(batches, 1))
 
 
 def seen_in(path: Path) -> list[Any]:
@@ -296,24 +300,25 @@ def test_epochs_differ_where_workers_live_on(store: pmstore.Store) -> None:
     """Nothing is drawn in between, and yet each epoch has noise of its own."""
     run = attach(store, loader=WORKERS["workers live on"]())
     epochs: list[list[Any]] = [[], []]
-    for batch in run.batches(epochs=2):
+    for batch in run.batches(epochs=2, ahead=0):
         epochs[run.data_epoch].append(batch.tolist())
     assert epochs[0] != epochs[1]
     run.detach()
 
 
 def test_a_roll_back_with_workers_that_live_on(store: pmstore.Store) -> None:
-    run = attach(store, loader=WORKERS["workers live on"]())
-    batches = run.batches(epochs=2)
+    run = attach(store, loader=WORKERS["workers live on"](), policy=EveryN(99))
+    batches = run.batches(epochs=2, ahead=0)
     first = next(batches).tolist()
     run.rollback()
     assert next(batches).tolist() == first
     run.commit()
-    second = next(batches).tolist()
-    batches = run.batches(epochs=2)
-    following = next(batches).tolist()  # left, and begun again
-    run.rollback()
-    assert [next(batches).tolist(), next(batches).tolist()] == [second, following]
+    for _ in range(2):
+        following = [next(batches).tolist(), next(batches).tolist()]
+        run.rollback()
+        assert [next(batches).tolist(), next(batches).tolist()] == following
+        run.end_step()
+        batches = run.batches(epochs=2, ahead=0)  # the first one is left
     run.detach()
 
 
@@ -351,7 +356,8 @@ def test_given_as_stateful(path: Path, kind: str) -> None:
     with pmstore.open(path) as store:
         rng = KINDS[kind]()
         run = attach(store, stateful={"noise": rng})
-        draw(rng)
+        with run.next_step():
+            draw(rng)
         run.commit()
         following = [draw(rng) for _ in range(3)]
         run.rollback()
@@ -381,12 +387,13 @@ def test_a_run_stored_before_generators_had_places(path: Path) -> None:
         return DataLoader(numbers(), 3, shuffle=True, generator=torch.Generator().manual_seed(2))
 
     with pmstore.open(path) as store:
-        run = attach(store, loader=loader())
+        run = attach(store, loader=loader(), policy=EveryN(99))
         batches = run.batches(epochs=2)
         for _ in range(2):
             next(batches)
             run.commit()
-        rest = [batch[0].tolist() for batch in batches]
+        rest = [batch[0].tolist() for batch in islice(batches, 8)]
+        run.rollback()
     with pmstore.open(path) as store:
         for name in ("start", "generators"):
             part = Part(store, f"run/loader/{name}")
@@ -398,4 +405,4 @@ def test_a_run_stored_before_generators_had_places(path: Path) -> None:
         store.commit()
     with pmstore.open(path) as store:
         run = attach(store, loader=loader())
-        assert [batch[0].tolist() for batch in run.batches(epochs=2)] == rest
+        assert [batch[0].tolist() for batch in run.batches(epochs=2, ahead=0)] == rest

@@ -33,7 +33,8 @@ def train(run: Any, job: Any, losses: Any, order: Any, total: int, again: set[in
         place = run.step
         losses[place] = loss = job.step(batch)
         order[place] = batch[2].numpy()
-        run.commit(loss)
+        run.log(loss=loss)
+        run.commit()
         if place in again:
             again.discard(place)
             with pytest.raises(TypeError):
@@ -81,10 +82,13 @@ def test_after_a_crash(path: Path) -> None:
         store = pmstore.open(sys.argv[1], hold=True)
         run = attach(store, model=model, optimizer=opt)
         while run.step < 5:
-            opt.zero_grad(); model(torch.ones(2, 4)).sum().backward(); opt.step(); run.commit()
+            with run.next_step():
+                opt.zero_grad(); model(torch.ones(2, 4)).sum().backward(); opt.step()
+            run.commit()
             print(model.weight.detach().sum().item(), flush=True)
-        opt.zero_grad(); model(torch.ones(2, 4)).sum().backward(); opt.step()
-        os.kill(os.getpid(), signal.SIGKILL)
+        with run.next_step():
+            opt.zero_grad(); model(torch.ones(2, 4)).sum().backward(); opt.step()
+            os.kill(os.getpid(), signal.SIGKILL)
     """)
     child = subprocess.run(
         [sys.executable, "-c", script, path], capture_output=True, text=True, check=False

@@ -252,11 +252,11 @@ def test_the_best_of_a_run_with_a_policy(tmp_path: Path) -> None:
     for losses in ([0.5, 0.4, 0.3, 0.2], [0.1, 0.1, 0.1]):
         with pmstore.open(tmp_path / "s") as store:
             run = job.attach(store, policy=EveryN(3))
-            for batch, loss in zip(run.batches(epochs=None), losses, strict=False):
+            for loss, batch in zip(losses, run.batches(epochs=None), strict=False):
                 job.step(batch)
                 run.log(loss=loss)
                 run.keep(best="loss")
-                run.end_step()
+            run.commit()
             states = [one.loss for one in run.kept()]
         job = make_job()
     assert states == [0.1]
@@ -501,7 +501,9 @@ def test_a_state_of_another_model(tmp_path: Path) -> None:
         assert_same(before, contents(store))
         assert torch.equal(model.weight, weights)
         assert run.step == 2
-        run.rewind(to="other")
+        with pytest.raises(RolledBackError, match="to the end of a loop that is over"):
+            run.rewind(to="other")
+        assert_same(before, contents(store))
     assert sorted(os.listdir(tmp_path)) == ["run.pm", "run.pm.kept"]
 
 
@@ -520,7 +522,8 @@ def test_another_run_of_the_store_has_to_follow(store: pmstore.Store) -> None:
     run.rewind(to="here")
     with pytest.raises(TransactionError, match="rolled back"), second.next_step():
         second.commit()
-    second.rollback()
+    with pytest.raises(RolledBackError, match="before this loop began"):
+        second.rollback()
     assert torch.equal(other.weight, held)
     assert second.step == 0
 
@@ -544,23 +547,28 @@ def test_a_mirror_beside_the_run_goes_back(store: pmstore.Store) -> None:
 
 def test_a_commit_under_way_is_waited_for(store: pmstore.Store) -> None:
     job = make_job()
-    run = job.attach(store, mirror=True)
+    run = job.attach(store, mirror=True, policy=None)
+    rewound = False
     for batch in run.batches(epochs=1):
+        if run.step == BATCHES - 1 and not rewound:
+            rewound = True
+            assert run._steps.pending is not None
+            assert [one.step for one in run.kept()] == [2, 3]
+            run.rewind(to=3)
+            assert run.step == run.committed == 3
+            continue
         job.step(batch)
-        run.keep(n=2)
-        if run.step == BATCHES - 1:
-            run.commit()
-            assert [one.step for one in run.kept()] == [BATCHES - 1, BATCHES]
-            run.rewind(to=BATCHES - 1)
-            break
-    assert run.step == BATCHES - 1
+        if run.step < 3:
+            run.keep(n=2)
+    assert rewound
+    assert run.step == BATCHES
 
 
 def test_what_a_policy_left_is_committed_to_be_kept(store: pmstore.Store) -> None:
     job = make_job()
     run = job.attach(store, policy=pmstore.scheduler.EveryN(3))
     losses = [1.0, 1.0, 0.5, 0.1, 0.1, 0.4, 0.2]
-    for batch, loss in zip(run.batches(epochs=2), losses, strict=False):
+    for loss, batch in zip(losses, run.batches(epochs=2), strict=False):
         assert run.committed == (run.step if run.step > 2 else 0)
         job.step(batch)
         run.log(loss=loss)

@@ -112,7 +112,7 @@ def test_a_commit_before_the_first_step(shm: Path) -> None:
 
 def test_roll_back(store: pmstore.Store) -> None:
     job = make_job(**KINDS)
-    run = job.attach(store, mirror=True)
+    run = job.attach(store, mirror=True, policy=None)  # each step commits
     batches = run.batches(epochs=None)
     first = next(batches)
     job.step(first)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs_changed import program, step, train
+from programs_changed import go_on, program, step, train
 from torch import nn
 from training import contents
 
@@ -50,10 +50,7 @@ def resumed(path: Path, now: dict[str, Any], resume: Resume) -> dict[str, Any]:
             name: (tensor.detach().clone(), _copy(state.get(tensor, {})))
             for name, tensor in given["model"].named_parameters()
         }
-        for _, features in run.batches(epochs=9):
-            step(given, run, features)
-            if run.step == 9:
-                break
+        go_on(run, given, 9)
     with pmstore.open(path) as store:
         assert store.check().problems == ()
         given = program(seed=4, **now)
@@ -144,10 +141,10 @@ def test_a_grown_embedding_with_a_tied_head(path: Path) -> None:
                 assert torch.equal(model.head.weight[:5], before)
                 assert torch.equal(model.head.weight[5:], fresh[5:])
             for _ in range(3):
-                optimizer.zero_grad()
-                model.head(model.embedding(torch.tensor([0, 2]))).square().sum().backward()
-                optimizer.step()
-                run.commit()
+                with run.next_step():
+                    optimizer.zero_grad()
+                    model.head(model.embedding(torch.tensor([0, 2]))).square().sum().backward()
+                    optimizer.step()
             before = model.head.weight.detach().clone()
 
 
@@ -231,7 +228,8 @@ def test_a_group_that_is_added_while_it_trains(path: Path, scheduled: bool) -> N
                     if scheduled:
                         given["stateful"]["rates"].step()
                     step(given, run, features)
-                    if run.step == stop:
+                    if run.step + 1 == stop:
+                        run.end_step()
                         break
         with pmstore.open(path) as store:
             return contents(store)
@@ -249,7 +247,11 @@ def test_a_layer_that_is_added_while_it_trains(path: Path) -> None:
     """The run is ended and attached anew, in the same process."""
     with pmstore.open(path) as store:
         given = program()
-        run, _ = train(store, given, 3)
+        run = pmstore.torch.attach(store, **given, policy=None)
+        for _, features in run.batches(epochs=9):
+            if run.step == 3:
+                break
+            step(given, run, features)
         before = _clone(given["model"])
         given["model"].extra = nn.Linear(16, 16)
         given["optimizer"].add_param_group({"params": list(given["model"].extra.parameters())})
@@ -264,10 +266,8 @@ def test_a_layer_that_is_added_while_it_trains(path: Path) -> None:
             _clone(given["model"]), {**before, **{f"extra.{k}": v for k, v in fresh.items()}}
         )
         assert given["optimizer"].state[given["model"].head.weight]["step"] == 3
-        for _, features in run.batches(epochs=9):
-            step(given, run, features)
-            if run.step == 5:
-                break
+        go_on(run, given, 5)
+        run.commit()
         assert store.check().problems == ()
 
 
@@ -300,7 +300,7 @@ def test_a_model_alone(path: Path) -> None:
         run.detach()
         given = program(extra=True, seed=6)  # and all of it again
         run, _ = train(store, given, 2, epochs=9, resume=Resume(pieces="program"))
-        assert run.step == 10
+        assert run.step == 9
 
 
 def test_models_under_keys(path: Path) -> None:
@@ -319,10 +319,11 @@ def test_models_under_keys(path: Path) -> None:
             given.pop("lr_scheduler")
             run = pmstore.torch.attach(store, **given, resume=resume)
             begun = {key: _clone(model) for key, model in given["model"].items()}
-            for key, model in given["model"].items():
-                given["optimizer"][key].zero_grad()
-                model(torch.ones(3)).sum().backward()
-                given["optimizer"][key].step()
+            with run.next_step():
+                for key, model in given["model"].items():
+                    given["optimizer"][key].zero_grad()
+                    model(torch.ones(3)).sum().backward()
+                    given["optimizer"][key].step()
             run.commit()
             ended.update({key: _clone(model) for key, model in given["model"].items()})
             return begun
@@ -352,7 +353,12 @@ def test_an_accumulation_goes_on(path: Path) -> None:
     """A gradient that the next step needs is kept for the parameters that are still there."""
     with pmstore.open(path) as store:
         given = program()
-        run, _ = train(store, given, 2)
+        run = pmstore.torch.attach(store, **given)
+        for _, features in run.batches():
+            if run.step == 2:
+                break
+            step(given, run, features)
+        given["optimizer"].zero_grad()
         given["model"].head.weight.square().sum().backward()
         run.commit()
         expected = given["model"].head.weight.grad.clone()
@@ -372,9 +378,7 @@ def test_what_cannot_be_taken_in_part_says_so(path: Path, mirror: bool) -> None:
             model = given["model"]
             given["optimizer"] = pmstore.torch.optim.AdamW(model.parameters(), lr=1e-2)
         run = pmstore.torch.attach(store, **given, resume=resume, mirror=mirror)
-        for _, features in run.batches(epochs=9):
-            step(given, run, features)
-            break
+        go_on(run, given, run.step + 1)
 
     with pmstore.open(path) as store:
         attach(store, None)

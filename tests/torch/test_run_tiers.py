@@ -40,17 +40,17 @@ def train(
     lr: float | None = None,
     **options: object,
 ) -> list[torch.Tensor]:
-    """patient: each flush ends before the next step, so that none is left out because the tier is
-    busy. lr: another one."""
+    """patient: each flush ends before that of the next step, so that none is left out because the
+    tier is busy. lr: another one."""
     model, optimizer = make()
     options = {"policy": None} | options
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, **options)  # type: ignore[arg-type]
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] if lr is None else lr
-    while run.step < until:
-        run.end_step(step(model, optimizer))
+    for _ in run.steps(until):
         if patient:
             store.drain()
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] if lr is None else lr
+        run.log(loss=step(model, optimizer))
     store.drain()
     run.detach()
     return [parameter.detach().clone() for parameter in model.parameters()]
@@ -103,7 +103,7 @@ def test_branches_from_a_common_ancestor(shm: Path) -> None:
 
 @pytest.mark.parametrize("mirror", [False, True])
 def test_commits_that_nobody_waits_for_are_flushed(shm: Path, mirror: bool) -> None:
-    """Each when the next one is made."""
+    """Each when the next one is made. Only those of a mirrored run are not waited for."""
     with pmstore.open(shm / "a.pm") as store:
         store.add_tier("disk", shm / "tier")
         model, optimizer = make()
@@ -111,20 +111,25 @@ def test_commits_that_nobody_waits_for_are_flushed(shm: Path, mirror: bool) -> N
             store, model=model, optimizer=optimizer, tiers=["disk"], mirror=mirror, policy=None
         )
         want = []
-        for _ in range(4):
-            loss = step(model, optimizer)
-            want.append([parameter.detach().clone() for parameter in model.parameters()])
-            run.commit(loss, wait=False)
+        for number in run.steps(5):
             store.drain(60)
-        assert run.pending is not None
-        run.pending.wait()
-    assert len(pmstore.epochs(shm / "tier")) == 3
+            if number == 4:
+                assert (run._steps.pending is not None) == mirror
+                run.rollback()
+                break
+            step(model, optimizer)
+            want.append([parameter.detach().clone() for parameter in model.parameters()])
+        assert run.committed == 4
+    durable = 3 if mirror else 4
+    assert len(pmstore.epochs(shm / "tier")) == 1 + durable  # and the loop's beginning
     pmstore.restore(shm / "b.pm", shm / "tier")
     with pmstore.open(shm / "b.pm") as store:
         model, optimizer = make()
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=mirror)
-        assert run.step == 3
-        assert all(torch.equal(a, b) for a, b in zip(want[2], model.parameters(), strict=True))
+        assert run.step == durable
+        assert all(
+            torch.equal(a, b) for a, b in zip(want[durable - 1], model.parameters(), strict=True)
+        )
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
@@ -138,23 +143,27 @@ def test_a_tier_that_fails_stops_the_run_or_not(
         run = pmstore.torch.attach(
             store, model=model, optimizer=optimizer, tiers=["disk"], policy=None
         )
-        run.end_step(step(model, optimizer))
-        last = store._open_tiers().flusher("disk").last
-        assert last is not None
-        assert last.wait_over(60)
+        with run.next_step():  # what stands before it is committed
+            last = store._open_tiers().flusher("disk").last
+            assert last is not None
+            assert last.wait_over(60)
+            step(model, optimizer)
         with (
             pytest.raises(OSError, match="tier")
             if on_error == "raise"
             else pytest.warns(UserWarning, match="'disk' failed")
         ):
-            run.end_step(step(model, optimizer))
-        assert run.step == 2  # the store's own commit is not the tier's affair
+            run.commit()
+        assert run.step == run.committed == 1  # the store's own commit is not the tier's affair
         if on_error == "warn":
             with pytest.raises(OSError, match="tier"):  # it was tried again
                 store.drain()
         (shm / "tier").unlink()
-        run.end_step(step(model, optimizer))
+        with run.next_step():
+            step(model, optimizer)
+        run.commit()
         store.drain()
+        assert run.step == run.committed == 2
     assert pmstore.epochs(shm / "tier")[0].problem is None
 
 
@@ -163,7 +172,7 @@ def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
         store.add_tier("disk", shm / "tier")
         train(store, 12, patient=True, tiers=["disk"], policy=EveryN(4))
     flushed = [info.epoch for info in pmstore.tiers.epochs(str(shm / "tier"))]
-    assert len(flushed) == 3
+    assert len(flushed) == 1 + 3  # the loop's beginning, and every fourth step
     with pytest.raises(AttachError, match="no tier 'nope'"), pmstore.open(shm / "a.pm") as store:
         train(store, 12, tiers=["nope"])
     with (
@@ -195,8 +204,9 @@ def test_the_scheduler_chooses_among_the_tiers(shm: Path) -> None:
             assert run.resumed == (lives > 1)
             began = run.step
             for _ in range(150 if lives < 3 else 400 - began):
-                step(model, optimizer)
-                run.end_step(1.0)
+                with run.next_step():
+                    step(model, optimizer)
+                    run.log(loss=1.0)
             chosen = {decision.target for decision in scheduler.decisions}
             if lives < 3:
                 assert {"store", "far"} <= chosen <= {"store", "near", "far"}
@@ -223,16 +233,14 @@ def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
                 name=f"r{number}",
             )
             assert run.scheduler is not None
-            done = 0
-            for taken, batch in enumerate(run.batches(epochs), start=1):
+            for batch in run.batches(epochs, every=2):
                 model(batch).square().mean().backward()
-                if taken % 2 == 0:  # two batches a step
+                if run.last_in_step:
                     optimizer.step()
                     optimizer.zero_grad()
-                    run.end_step(1.0 / taken)
-                    done += 1
-                if done == until:
-                    break
+                    run.log(loss=1.0 / (run.step + 1))
+                    if run.step + 1 == until < 16:
+                        run.stop()
             assert run.scheduler.fit.total_steps == 16
             run.scheduler.commit()
         other = CommitScheduler(Auto("explore"), store=store, run="next")

@@ -64,6 +64,12 @@ def everything(model: nn.Module, optimizer: Optimizer) -> Any:
     )
 
 
+def train(model: nn.Module, optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
 def set_group(**values: Any) -> Callable[[nn.Module, Optimizer], None]:
     return lambda model, optimizer: optimizer.param_groups[0].update(values)
 
@@ -177,23 +183,23 @@ def test_what_changed_is_in_the_commit(
     optimizer = kind(model.parameters(), lr=0.1, weight_decay=0)
     run = attach(store, model=model, optimizer=optimizer)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-
     # every change once more: a second draw only takes what the first one left
     for times in range(1, 4):
-        step()
+        with run.next_step():
+            train(model, optimizer)
         run.commit()
-        run.commit()  # nothing changed since
-        for _ in range(times):
-            change(model, optimizer)
+        with run.next_step():
+            pass  # nothing changed since
+        run.commit()
+        with run.next_step():
+            for _ in range(times):
+                change(model, optimizer)
         run.commit()
         held = everything(model, optimizer)
-        step()
-        for other in CHANGES.values():
-            other(model, optimizer)
+        with run.next_step():
+            train(model, optimizer)
+            for other in CHANGES.values():
+                other(model, optimizer)
         assert everything(model, optimizer) != held
         run.rollback()
         assert everything(model, optimizer) == held
@@ -208,13 +214,10 @@ def test_plain_state_comes_goes_and_is_resumed(path: Path, kind: Callable[..., O
             model = nn.Linear(4, 4)
             optimizer = kind(model.parameters(), lr=0.1)
             run = attach(store, model=model, optimizer=optimizer)
-            for _ in range(steps):
-                step(model, optimizer)
+            for what in [train] * steps + [change, train]:
+                with run.next_step():
+                    what(model, optimizer)
                 run.commit()
-            change(model, optimizer)
-            run.commit()
-            step(model, optimizer)
-            run.commit()
             run.detach()
         with pmstore.open(path) as store:
             model = nn.Linear(4, 4)
@@ -228,11 +231,6 @@ def test_plain_state_comes_goes_and_is_resumed(path: Path, kind: Callable[..., O
                 for key, value in state_of(model, optimizer).items()
                 if not torch.is_tensor(value)
             }
-
-    def step(model: nn.Module, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
 
     assert resumed(2, lambda model, optimizer: other_state(optimizer).update(note=42)) == {
         "note": 42
@@ -253,12 +251,12 @@ def test_state_of_a_tensor_in_no_group_is_refused(
     optimizer = kind(model.parameters(), lr=0.1)
     run = attach(store, model=model, optimizer=optimizer)
     for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+        with run.next_step():
+            train(model, optimizer)
         run.commit()
     stray = torch.zeros(2)
-    optimizer.state[stray] = {"count": 1}
+    with run.next_step():
+        optimizer.state[stray] = {"count": 1}
     for _ in range(2):
         with pytest.raises(AttachError, match="none of its groups"):
             run.commit()
@@ -270,16 +268,19 @@ def test_a_state_that_is_set_back_is_another_state(store: pmstore.Store) -> None
     """numpy's and Python's generators leave a number for the next call, which then draws nothing:
     only that differs."""
     run = attach(store, model=nn.Linear(2, 2))
-    np.random.standard_normal()
-    random.gauss(0, 1)
-    numpy, python = np.random.get_state(), random.getstate()
-    following = np.random.standard_normal(), random.gauss(0, 1)
+    with run.next_step():
+        np.random.standard_normal()
+        random.gauss(0, 1)
+        numpy, python = np.random.get_state(), random.getstate()
+        following = np.random.standard_normal(), random.gauss(0, 1)
     run.commit()
-    np.random.set_state(numpy)
-    random.setstate(python)
+    with run.next_step():
+        np.random.set_state(numpy)
+        random.setstate(python)
     run.commit()
-    np.random.seed(3)
-    random.seed(3)
+    with run.next_step():
+        np.random.seed(3)
+        random.seed(3)
     run.rollback()
     assert (np.random.standard_normal(), random.gauss(0, 1)) == following
 
@@ -325,18 +326,19 @@ def test_a_step_after_a_parameter_left_the_heap(store: pmstore.Store, way: str) 
     run = attach(store, model=models[0], optimizer=optimizers[0])
     for _ in range(3):
         new = torch.randn(4, 4)
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
-            if way == "assign" and model is models[0]:
-                model.load_state_dict(
-                    {"weight": new.clone(), "bias": model.bias.detach().clone()}, assign=True
-                )
-            elif way == "transposed":
-                model.weight.data = model.weight.data.t()
-            else:
-                model.weight.data = new.clone()
-            model(torch.ones(2, 4)).square().sum().backward()
-            optimizer.step()
+        with run.next_step():
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                if way == "assign" and model is models[0]:
+                    model.load_state_dict(
+                        {"weight": new.clone(), "bias": model.bias.detach().clone()}, assign=True
+                    )
+                elif way == "transposed":
+                    model.weight.data = model.weight.data.t()
+                else:
+                    model.weight.data = new.clone()
+                model(torch.ones(2, 4)).square().sum().backward()
+                optimizer.step()
         run.commit()
         # as it is in the heap: products may differ in the last bit
         models[1].weight.data = models[1].weight.data.contiguous()

@@ -145,7 +145,7 @@ def test_sharpness_aware_minimization_over_its_base(path: Path, moves: bool) -> 
         give: dict[str, Any] = {"model": model, "lr_scheduler": schedule, "loader": loader()}
         with pytest.raises(AttachError, match=r"optimizer=\.\.\.\.base_optimizer"):
             pmstore.torch.attach(store, **give, optimizer=sharp)
-        run = pmstore.torch.attach(store, **give, optimizer=sharp.base_optimizer)
+        run = pmstore.torch.attach(store, **give, optimizer=sharp.base_optimizer, policy=None)
         for features, labels, _ in run.batches(epochs=None):
             for half in (sharp.up, sharp.down):
                 loss = nn.functional.cross_entropy(model(features), labels)
@@ -155,7 +155,7 @@ def test_sharpness_aware_minimization_over_its_base(path: Path, moves: bool) -> 
                 if half == sharp.up and run.step == stop:
                     return
             schedule.step()
-            run.commit(loss)
+            run.log(loss=loss)
 
     disturbed_is_undisturbed(path, life)
 
@@ -167,7 +167,12 @@ def test_lookahead_over_its_base(path: Path) -> None:
         with pytest.raises(AttachError, match=r"Slow around a AdamW.*\.\.\.\.optimizer"):
             pmstore.torch.attach(store, model=model, optimizer=slow)
         run = pmstore.torch.attach(
-            store, model=model, optimizer=slow.optimizer, loader=loader(), stateful={"slow": slow}
+            store,
+            model=model,
+            optimizer=slow.optimizer,
+            loader=loader(),
+            stateful={"slow": slow},
+            policy=None,
         )
         for features, labels, _ in run.batches(epochs=None):
             loss = nn.functional.cross_entropy(model(features), labels)
@@ -176,7 +181,7 @@ def test_lookahead_over_its_base(path: Path) -> None:
             slow.step()
             if run.step == stop:
                 return
-            run.commit(loss)
+            run.log(loss=loss)
 
     disturbed_is_undisturbed(path, life)
 
@@ -199,7 +204,12 @@ def test_metrics(path: Path) -> None:
                 pmstore.torch.attach(store, model=model, stateful={"mean": metric})
         mean["mean"].persistent(True)
         run = pmstore.torch.attach(
-            store, model=model, optimizer=optimizer, loader=loader(), stateful={"mean": mean}
+            store,
+            model=model,
+            optimizer=optimizer,
+            loader=loader(),
+            stateful={"mean": mean},
+            policy=None,
         )
         means = store.require("means", (STEPS,), "float64")
         for features, labels, _ in run.batches(epochs=None):
@@ -211,7 +221,7 @@ def test_metrics(path: Path) -> None:
             if run.step == stop:
                 return
             means[run.step] = float(mean["mean"].total / mean["mean"].count)
-            run.commit(loss)
+            run.log(loss=loss)
 
     disturbed_is_undisturbed(path, life)
 

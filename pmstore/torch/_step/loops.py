@@ -291,7 +291,8 @@ class Loops:
                 "under which it counts for itself"
             )
         self._over = True
-        steps.schedule.expect_no_more()
+        if not progress.stopped:
+            steps.schedule.expect_no_more()
         steps.settle()
 
     # ---- loops

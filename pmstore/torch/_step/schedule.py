@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -145,7 +146,10 @@ class Schedule:
             self._flushed, tiers = tiers, []
         if policy is not None and not isinstance(policy, CommitScheduler):
             policy = CommitScheduler(policy, store=store, tiers=tiers, run=name)
-            policy.targets[0].commit = self._commit
+            first, *others = policy.targets
+            first.commit = self._commit
+            for target in others:
+                target.commit = partial(self._commit_by, target.commit)
         if guard is not None and policy is not None:
             policy.guard = guard
         self.scheduler = policy
@@ -235,6 +239,11 @@ class Schedule:
         else:
             self.pending = self._store.commit(wait=False)
         return self.pending
+
+    def _commit_by(self, commit: Callable[[], object]) -> object:
+        """That of a tier, which commits the store, and flushes it."""
+        self.capture()
+        return commit()
 
     @contextmanager
     def _measured(self, guard: PreemptionGuard) -> Iterator[None]:

@@ -297,6 +297,8 @@ class Steps:
         if values:
             step.values = {}
         if committed:
+            if step.state is not StepState.IDLE:  # whatever a tier, or a logger, raises now
+                step.state = StepState.ENDED
             self._committed(began)
 
     def _tell_unused(self) -> None:
