@@ -72,6 +72,7 @@ class Pieces:
             and not any(inner in self._users for _, inner in inner_optimizers(one))
         }
         self._users += self._beside.values()
+        self._ends: list[weakref.finalize[..., Any]] = []  # of the hooks on these
         self.trainable: TrainablePart = TrainablePart(store, f"{name}/trainable", self._all)
         self.parts: list[Kept] = []
         if self.model is not None:
@@ -151,8 +152,18 @@ class Pieces:
                 one.register_step_pre_hook(partial(before, key)),
                 one.register_step_post_hook(after),
             ):
-                weakref.finalize(self, handle.remove).atexit = False
+                end = weakref.finalize(self, handle.remove)
+                end.atexit = False
+                self._ends.append(end)
         self._beside = {}
+
+    def release(self) -> None:
+        """The run is detached: the program's objects stay as they are, without a hook of it."""
+        for binding in self.optimizers.values():
+            binding.release()
+        self.placement.release()
+        while self._ends:
+            self._ends.pop()()
 
     # ---- into the store; pending until the next commit
 

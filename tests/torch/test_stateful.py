@@ -101,6 +101,20 @@ def test_other_objects_are_refused(store: pmstore.Store) -> None:
         pmstore.torch.attach(store, model=model, optimizer=optimizer)
 
 
+def test_a_detached_optimizer_has_no_hooks(store: pmstore.Store) -> None:
+    model, optimizer, _, _ = _program(1)
+    beside = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks: list[dict[int, Any]] = [
+        getattr(one, f"_optimizer_step_{when}_hooks")
+        for one in (optimizer, beside)
+        for when in ("pre", "post")
+    ]
+    run = pmstore.torch.attach(store, model=model, optimizer=optimizer, stateful={"beside": beside})
+    assert all(hooks)
+    run.detach()
+    assert not any(hooks)
+
+
 class Basis:
     """Has matrices as `eigh` gives them and convolutions keep them: not in C order."""
 

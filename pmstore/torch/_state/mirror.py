@@ -148,7 +148,7 @@ class Pack:
         self._mirrors.fence()
 
     def release(self) -> None:
-        if self._mirror is not None:
+        if self._mirror is not None and not self._store.closed:
             self._mirrors.remove(self._mirror.name)
 
 

@@ -43,7 +43,7 @@ class Placement(Protocol):
         """Waits until a commit under way has read what the next update may write."""
 
     def release(self) -> None:
-        """The run is detached, and the store open."""
+        """The run is detached."""
 
     def note(self) -> None:
         """What the tensors hold now is what `written` compares with."""

@@ -120,17 +120,13 @@ class Steps:
         schedule.capture = self._capture
 
     def detach(self) -> None:
-        placement = self.pieces.placement
-        if self.attached and placement.in_store and self.step.used:
+        if self.attached and self.pieces.placement.in_store and self.step.used:
             self.progress.begin_update([])  # half a step stays in the tensors: the store says so
         self.schedule.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for binding in self.pieces.optimizers.values():
-            binding.release()
-        if not self.store.closed:
-            placement.release()
+        self.pieces.release()
         self.detached = True
         self._guards.let_go(self)
         self._end_all()
