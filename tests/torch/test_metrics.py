@@ -104,14 +104,16 @@ def test_decisions_and_why(store: pmstore.Store) -> None:
 
 
 def test_decisions_of_a_scheduler_that_learns(store: pmstore.Store) -> None:
-    scheduler = CommitScheduler(Auto("time"), store=store)
+    now = [100.0]
+    scheduler = CommitScheduler(Auto("time"), store=store, clock=lambda: now[0])
     run, step = begin(store, policy=scheduler)
     for _ in run.steps(31):
+        now[0] += 60
         step()
-    made = [(one.step, one.target, one.reason, one.risk, one.hazard) for one in scheduler.decisions]
-    kept = [
-        (one.step, one.target, one.reason, one.risk, one.hazard) for one in told(store).decisions
-    ]
+    made, kept = (
+        [(one.step, one.target, one.reason, one.risk, one.hazard) for one in decisions]
+        for decisions in (scheduler.decisions, told(store).decisions)
+    )
     assert kept == made[: len(kept)]
     assert any(reason != "asked for" for _, _, reason, *_ in kept)
 
