@@ -366,9 +366,7 @@ class Loops:
                 raise TransactionError(
                     f"epoch {self._epoch} was not iterated: write `for batch in epoch:`"
                 )
-            if step.kind is Kind.TAIL:
-                progress.over = progress.head
-            else:
+            if step.kind is not Kind.TAIL:
                 if step.kind is not Kind.HAND and not step.stopping:
                     self._check_left()
                 if progress.place.done.data_epoch == progress.over:  # left by `break`, or stopped

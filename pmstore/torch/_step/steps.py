@@ -174,9 +174,7 @@ class Steps:
             if step.updating:
                 step.check_whole()
         if step.state is StepState.OPEN or step.state is StepState.MARKED:
-            assert step.kind is not None
-            end = self._finish if self.job is None else self._meet
-            end(step.kind.counted, commit)
+            self._end_open(commit)
         elif commit:
             self._end(False, True)
         step.state = StepState.IDLE
@@ -210,13 +208,10 @@ class Steps:
         if step.state is StepState.OPEN or step.state is StepState.MARKED:
             step.check_caller()
             step.check_whole()
-            assert step.kind is not None
-            if step.kind is Kind.TAIL:
-                self.progress.over = self.progress.head
             apart = step.kind is Kind.HAND and not step.within  # its block was left
             if apart and step.stopping:
                 self.progress.stopped = True
-            self._end(step.kind.counted, True)
+            self._end_open(True)
             step.go(Event.COMMIT)
             if agree and self.job is not None:
                 self.job.settle()
@@ -241,6 +236,14 @@ class Steps:
             )
         if agree and self.job is not None:
             self.job.settle()
+
+    def _end_open(self, commit: bool) -> None:
+        """The open step ends; with a tail its epoch is over."""
+        kind = self.step.kind
+        assert kind is not None
+        if kind is Kind.TAIL:
+            self.progress.over = self.progress.head
+        self._end(kind.counted, commit)
 
     def _end(self, counted: bool, commit: bool) -> None:
         """counted: of a step, and not of a head, a tail or a loop."""
@@ -579,7 +582,7 @@ class Steps:
             _log.warning(
                 "%s: the run %r goes back to step %d: %s taken back",
                 *(self.store.path, self.name, progress.committed),
-                " and ".join(lost) + (" is" if lost == ["the step that was open"] else " are"),
+                " and ".join(lost) + (" are" if steps > 1 or len(lost) > 1 else " is"),
             )
         elif not self.store.written():
             self.schedule.spare()
