@@ -13,6 +13,7 @@ import pytest
 import torch
 from forks import Noisy, compare, looking_ahead
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import pmstore
@@ -97,16 +98,25 @@ def number(batch: torch.Tensor) -> int:
     return round(batch.flatten()[0].item() * 50 / 3)
 
 
-DONE_WITH_A_BATCH: dict[str, Callable[[pmstore.Store, Run, Any], object]] = {
-    "a forward": lambda store, run, batch: run._steps.pieces.modules[0](batch),
-    "gradients": lambda store, run, batch: setattr(
-        run._steps.pieces.modules[0].weight, "grad", torch.ones(1, 3)
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+DONE_WITH_A_BATCH: dict[str, Callable[[nn.Module, Run, torch.Tensor], object]] = {
+    "a forward": lambda model, run, batch: model(batch),
+    "by functional_call": lambda model, run, batch: torch.func.functional_call(
+        model, dict(model.named_parameters()), (batch,)
     ),
-    "a write": lambda store, run, batch: store.list("seen").append(batch.tolist()),
-    "a log": lambda store, run, batch: run.log(mean=batch.mean()),
-    "a commit": lambda store, run, batch: run.commit(),
-    "nothing": lambda store, run, batch: None,
-    "a forward of another model": lambda store, run, batch: nn.Linear(3, 1)(batch),
+    "wrapped": lambda model, run, batch: nn.Sequential(model)(batch),
+    "compiled": lambda model, run, batch: compiled(model)(batch),
+    "in a checkpoint": lambda model, run, batch: checkpoint(model, batch, use_reentrant=False),
+    "gradients": lambda model, run, batch: setattr(model.weight, "grad", torch.ones(1, 3)),
+    "a write": lambda model, run, batch: run.store.list("seen").append(batch.tolist()),
+    "a log": lambda model, run, batch: run.log(mean=batch.mean()),
+    "a commit": lambda model, run, batch: run.commit(),
+    "nothing": lambda model, run, batch: None,
+    "an evaluation": lambda model, run, batch: torch.no_grad()(model)(batch),
+    "another model": lambda model, run, batch: nn.Linear(3, 1)(batch),
 }
 
 
@@ -114,15 +124,25 @@ DONE_WITH_A_BATCH: dict[str, Callable[[pmstore.Store, Run, Any], object]] = {
 def test_what_is_done_with_the_first_batch(store: pmstore.Store, what: str) -> None:
     """Then nothing of it is held: a loss that is not finite is left out."""
     run, train = begin(store)
-    refused = what in ("nothing", "a forward of another model")
+    refused = what in ("nothing", "an evaluation", "another model")
     with pytest.raises(LookaheadError, match=r"ahead=0") if refused else nullcontext():
         for batch in run.batches():
             if run.batch == 0:
-                DONE_WITH_A_BATCH[what](store, run, batch)
+                DONE_WITH_A_BATCH[what](run._steps.pieces.modules[0], run, batch)
             else:
                 train(batch)
     assert run.step == (0 if refused else 8)
     run.rollback()
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, compiled])
+def test_a_wrapper_that_is_attached(store: pmstore.Store, wrap: Callable[[nn.Module], Any]) -> None:
+    """A forward of it is one of the model. (Without devices DataParallel calls the module.)"""
+    model = wrap(nn.Linear(3, 1))
+    run = attach(store, model=model, loader=in_order(3))
+    for batch in run.batches():
+        model(batch)
+    assert run.step == 3
 
 
 def test_without_a_model(store: pmstore.Store) -> None:

@@ -182,9 +182,12 @@ class BeforeForward:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         step = self.step
-        if step is None or not module.training or torch.compiler.is_compiling():
+        if step is None or not module.training or not torch.is_grad_enabled():
             return
-        if step.state is StepState.IDLE or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
+            step.used = True  # whether one is open is not asked: that would be compiled again
+            return
+        if step.state is StepState.IDLE:
             return
         other = step.task is not None or get_ident() != step.thread
         if other and not (_recomputes() or _is_replica(module)):

@@ -122,7 +122,8 @@ class Steps:
         schedule.capture = self._capture
 
     def detach(self) -> None:
-        if self.attached and self.pieces.pack is None and self.step.used:
+        used = self.step.used and self.step.state is not StepState.IDLE
+        if self.attached and self.pieces.pack is None and used:
             self.progress.begin_update([])  # half a step stays in the tensors: the store says so
         self.schedule.close()
         for handle in self._handles:
