@@ -12,6 +12,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +185,9 @@ def test_ends_at_every_place(tmp_path: Path, server: ForkServer, mode: str, ever
     lives.go_to_the_end()
 
 
-@pytest.mark.parametrize("way", ["exit", "interrupt", "guard"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(  # guards, in the other modes: test_notices_in_steps.py
+    ("mode", "way"), [*product(MODES, ("exit", "interrupt")), ("mirror", "guard")]
+)
 def test_sigterm_at_any_moment(tmp_path: Path, server: ForkServer, mode: str, way: str) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # shown if it fails
