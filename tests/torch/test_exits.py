@@ -177,7 +177,7 @@ def test_ends_at_every_place(tmp_path: Path, server: ForkServer, mode: str, ever
     lives = Lives(tmp_path, server, mode, every)
     whole = ("end", "tail")  # a step that is said to be complete at another place is kept half
     ends = [(way, place) for way in WAYS for place in (whole if "marked" in way else PLACES)]
-    for way, place in chance.sample(ends, 14):
+    for way, place in chance.sample(ends, 10):
         life = lives.live(way=way, place=place, after=chance.randrange(3 if every else 2))
         assert life.acknowledged in (ENDS[way], DONE), (way, place)
         assert life.exit_code == 0
