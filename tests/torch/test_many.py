@@ -61,17 +61,18 @@ def test_a_gan_in_a_store_is_the_one_of_plain_torch(tmp_path: Path, how: str) ->
         whole = contents(store)
         assert same(plain.state(), kept.state())
     torch.manual_seed(7)
-    for until in (1, 2, 3, 4, 7, STEPS):
+    for until in (1, 2, 3, 4, 7, None):
         with pmstore.open(tmp_path / "pieces.pm") as store:
             gan = Gan(**HOW[how])
             if until == 1:
                 torch.manual_seed(7)
-            gan.train(store, until)
             run = gan.attach(store)
-            gan.step(until)
-            run.rollback()
-            gan.step(until)
-            run.rollback()
+            for number in run.steps(STEPS):
+                gan.step(number)
+                if number == until:
+                    run.rollback()
+                    if run.stats().rollbacks == 2:
+                        break
             run.detach()
             pieces = contents(store)
     assert_same(whole, pieces)
@@ -106,9 +107,7 @@ def test_a_gan_that_is_killed(tmp_path: Path, server: ForkServer, how: str) -> N
 
 def test_where_the_pieces_lie(store: pmstore.Store) -> None:
     gan = Gan()
-    run = gan.attach(store)
-    gan.step(0)
-    run.commit()
+    gan.train(store, 1)
     assert in_heap(store, "run/model/g/0.weight", gan.g[0].weight)
     assert in_heap(store, "run/model/d/2.bias", gan.d[2].bias)
     assert in_heap(
@@ -124,26 +123,27 @@ def test_where_the_pieces_lie(store: pmstore.Store) -> None:
 
 
 @pytest.mark.parametrize("which", ["g", "d"])
-def test_a_step_of_any_optimizer_is_half_a_step(path: Path, which: str) -> None:
+def test_an_update_by_any_optimizer_is_of_a_step(path: Path, which: str) -> None:
     with pmstore.open(path) as store:
         gan = Gan()
         run = gan.attach(store)
-        gan.step(0)
+        update = getattr(gan, f"of_{which}").step
+        with run.next_step():
+            gan.step(0)
+            update()
+            with pytest.raises(pmstore.TransactionError, match="only the run commits it"):
+                store.commit()
         run.commit()
-        getattr(gan, f"of_{which}").step()
-        with pytest.raises(pmstore.TransactionError, match="in the middle of a training step"):
-            store.commit()
-        run.rollback()
-        store.commit()
         for parameter in (*gan.g.parameters(), *gan.d.parameters()):
             parameter.grad = torch.ones_like(parameter)
         with (
             store.transaction(),
-            pytest.raises(pmstore.TransactionError, match=r"use `with run\.transaction"),
+            pytest.raises(pmstore.TransactionError, match="outside of a step"),
         ):
-            getattr(gan, f"of_{which}").step()
-        getattr(gan, f"of_{which}").step()
-        run.detach()
+            update()
+        with run.next_step():
+            update()
+            run.detach()
     with pmstore.open(path) as store, pytest.raises(TornStepError):
         Gan().attach(store)
 
@@ -153,14 +153,13 @@ def test_a_step_declares_what_each_optimizer_writes(store: pmstore.Store) -> Non
     models = [nn.Linear(500, 500), nn.Linear(500, 500)]
     optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
     run = attach(store, model=models, optimizer=optimizers)
-    for _ in range(3):
+    for _ in run.steps(3):
         for model, optimizer in zip(models, optimizers, strict=True):
             optimizer.zero_grad()
             model(torch.randn(2, 500)).sum().backward()
             before = store.stats().faults
             optimizer.step()
             after = store.stats().faults
-        run.commit()
     assert after == before
 
 
@@ -175,17 +174,16 @@ def test_one_scaler_for_two_optimizers(tmp_path: Path) -> None:
                     key: torch.optim.Adam(model.parameters()) for key, model in models.items()
                 }
                 scaler = torch.amp.GradScaler("cpu", growth_interval=2)
-                run = attach(store, model=models, optimizer=optimizers, scaler=scaler)
-                while run.step < until:
+                run = attach(store, model=models, optimizer=optimizers, scaler=scaler, policy=None)
+                for number in run.steps(until):
                     for key, model in models.items():
                         optimizers[key].zero_grad()
                         loss = model(torch.randn(3, 2)).square().sum()
-                        if run.step == 3 and key == "b":
+                        if number == 3 and key == "b":
                             loss = loss * torch.inf  # this one skips its step
                         scaler.scale(loss).backward()
                         scaler.step(optimizers[key])
                     scaler.update()
-                    run.commit()
                 run.detach()
                 held = contents(store)
         return held
@@ -210,9 +208,10 @@ def test_keys_with_slashes_and_names_of_the_format(path: Path) -> None:
     with pmstore.open(path) as store:
         models, optimizers = program()
         run = attach(store, model=models, optimizer=optimizers)
-        for key, optimizer in optimizers.items():
-            sum(one.sum() for one in models[key].parameters()).backward()
-            optimizer.step()
+        with run.next_step():
+            for key, optimizer in optimizers.items():
+                sum(one.sum() for one in models[key].parameters()).backward()
+                optimizer.step()
         run.commit()
         kept = {key: copy.deepcopy(model.state_dict()) for key, model in models.items()}
     with pmstore.open(path) as store:
@@ -273,11 +272,10 @@ def test_actor_and_critic_share_a_trunk(tmp_path: Path, mirror: bool | None) -> 
             program = ActorCritic()
             torch.manual_seed(5)
             with pmstore.open(tmp_path / name) as store:
-                run = program.attach(store, mirror=mirror)
+                run = program.attach(store, mirror=mirror, policy=None)
                 assert program.actor[0][0].weight is program.critic[0][0].weight
-                while run.step < until:
-                    program.step(run.step)
-                    run.commit()
+                for number in run.steps(until):
+                    program.step(number)
                 if mirror is None:
                     assert "0.0.weight" in store["run/model/actor"]
                     assert "0.0.weight" not in store["run/model/critic"]
@@ -314,9 +312,10 @@ def test_one_optimizer_for_two_models(path: Path) -> None:
             first, second = nn.Linear(2, 2), nn.Linear(2, 1)
             optimizer = torch.optim.Adam(itertools.chain(first.parameters(), second.parameters()))
             run = attach(store, model=[first, second], optimizer=optimizer)
-            optimizer.zero_grad()
-            second(first(torch.ones(1, 2))).sum().backward()
-            optimizer.step()
+            with run.next_step():
+                optimizer.zero_grad()
+                second(first(torch.ones(1, 2))).sum().backward()
+                optimizer.step()
             run.commit()
             assert in_heap(store, "run/model/1/bias", second.bias)
             assert float(store["run/optimizer/state/3.step"]) == number + 1
@@ -430,7 +429,7 @@ def test_memory_that_would_be_torn_apart_is_refused(store: pmstore.Store) -> Non
         assert list(store) == []
     # what the models share they keep
     run = attach(store, model=[net, shadow], optimizer=[sgd(net.parameters()), sgd([net.weight])])
-    with torch.no_grad():
+    with run.next_step(), torch.no_grad():
         net.weight.fill_(3)
     run.commit()
     assert shadow.shadow.tolist() == [3, 3]

@@ -1,5 +1,5 @@
 """A notice to stop, at a drawn moment: the open step is committed at its end, and the program
-leaves with status 0, with nothing lost."""
+leaves with status 0, with nothing lost. What guards do besides, and which are refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ import torch
 
 # which the first optimizer of a process imports: here once, in the fork server
 import torch._dynamo
-from training import assert_same, contents, make_job, train, undisturbed
+from torch import nn
+from training import assert_same, contents, make_job, mlp, train, undisturbed
 
 import pmstore
-from pmstore.scheduler import EveryN, PreemptionGuard
+from pmstore.scheduler import CommitScheduler, EveryN, PreemptionGuard
 from pmstore.testing import ForkServer
+from pmstore.torch import AttachError, Run, attach
 
 STEPS = 20
 
@@ -77,3 +79,149 @@ def test_a_notice_at_a_drawn_moment(
         assert reached == life.acknowledged
     with pmstore.open(path, mode="r") as store:
         assert_same(whole, contents(store))
+
+
+# ---- in one process
+
+
+class Notice(PreemptionGuard):
+    """A guard without signals."""
+
+    def __init__(self) -> None:
+        super().__init__(signals=())
+
+
+def begin(store: pmstore.Store, **given: Any) -> tuple[Run, Callable[[], None]]:
+    """A run that commits every 100 steps, and its update."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = attach(store, **{"model": model, "optimizer": optimizer, "policy": EveryN(100)} | given)
+
+    def update() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(6, 8)).square().mean().backward()
+        optimizer.step()
+
+    return run, update
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_loop_of_ones_own_is_told(path: Path, within: bool) -> None:
+    """Where it asks for the next step, also if it was told between two."""
+    guard = Notice()
+    given = 0
+    with pytest.raises(SystemExit) as ended, pmstore.open(path) as store:
+        run, update = begin(store, guard=guard)
+        while True:
+            with run.next_step():
+                given += 1
+                update()
+                if within and given == 4:
+                    guard.notify()
+            if given == 4:
+                guard.notify()
+                assert (run.stopping, run.committed) == (False, 0)
+    assert ended.value.code == 0
+    assert (given, run.stopping) == (4, True)
+    with pmstore.open(path) as store:
+        assert begin(store)[0].step == 4
+
+
+def test_a_loop_of_ones_own_that_asks(path: Path) -> None:
+    guard = Notice()
+    with pmstore.open(path) as store:
+        run, update = begin(store, guard=guard)
+        while not run.stopping:
+            with run.next_step():
+                update()
+                if run.step == 3:
+                    guard.notify()
+            run.commit()
+        assert (run.step, run.committed) == (4, 4)
+
+
+def test_a_step_of_several_batches_is_finished(path: Path) -> None:
+    guard = Notice()
+    with pytest.raises(SystemExit), pmstore.open(path) as store:
+        job = make_job()
+        run = job.attach(store, policy=EveryN(100), guard=guard)
+        for number, (features, labels, _) in enumerate(run.batches(every=3)):
+            nn.functional.cross_entropy(job.model(features), labels).backward()
+            if number == 3:  # the first of three
+                guard.notify()
+            if run.last_in_step:
+                job.optimizer.step()
+                job.optimizer.zero_grad()
+    assert number == 5
+    with pmstore.open(path) as store:
+        run = make_job().attach(store)
+        assert (run.step, run.batch) == (2, 5)
+
+
+def test_a_guard_that_was_told_before_the_first_batch(path: Path) -> None:
+    guard = Notice()
+    guard.notify()
+    with pytest.raises(SystemExit), pmstore.open(path) as store:
+        next(make_job().attach(store, guard=guard).batches())
+
+
+def test_signal_handlers_come_back(path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pmstore.open(path) as store:
+        run, _ = begin(store, guard=PreemptionGuard())
+        assert signal.getsignal(signal.SIGTERM) != before
+        run.detach()
+        assert signal.getsignal(signal.SIGTERM) == before
+        begin(store, name="second", guard=PreemptionGuard())
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    with PreemptionGuard() as guard:
+        held = signal.getsignal(signal.SIGTERM)
+        with pmstore.open(path) as store:
+            begin(store, guard=guard)
+        assert signal.getsignal(signal.SIGTERM) == held
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_which_guards_are_refused(store: pmstore.Store) -> None:
+    """Before anything is done."""
+    handler = signal.getsignal(signal.SIGTERM)
+    own = CommitScheduler(EveryN(2), store=store, guard=Notice())
+    store.commit()
+    before = store.epoch
+    model = mlp()
+    memory = [one.data_ptr() for one in model.parameters()]
+    for _ in range(2):
+        with pytest.raises(AttachError, match="the scheduler has a guard already"):
+            begin(store, model=model, policy=own, guard=PreemptionGuard())
+        with pytest.raises(TypeError, match="guard is a PreemptionGuard"):
+            begin(store, model=model, guard=30.0)
+    assert "run" not in store
+    assert store.epoch == before
+    assert [one.data_ptr() for one in model.parameters()] == memory
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_a_scheduler_of_ones_own_gets_the_guard(store: pmstore.Store) -> None:
+    guard = Notice()
+    scheduler = CommitScheduler(EveryN(100), store=store)
+    run, update = begin(store, policy=scheduler, guard=guard)
+    with pytest.raises(SystemExit):
+        for _ in run.steps(3):
+            update()
+            guard.notify()
+    assert (run.committed, scheduler.stopping, run.stopping) == (1, True, True)
+
+
+def test_the_last_commit_is_flushed(tmp_path: Path, path: Path) -> None:
+    guard = Notice()
+    with pytest.raises(SystemExit), pmstore.open(path) as store:
+        store.add_tier("disk", tmp_path / "tier")
+        run, update = begin(store, tiers=["disk"], guard=guard)
+        for _ in run.steps(9):
+            update()
+            if run.step == 2:
+                guard.notify()
+    pmstore.restore(tmp_path / "again.pm", tmp_path / "tier")
+    with pmstore.open(tmp_path / "again.pm") as store:
+        assert begin(store)[0].step == 3

@@ -70,9 +70,10 @@ def test_attached_training(path: Path, elsewhere: None, name: str) -> None:
         with pmstore.open(path) as store:
             run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
             assert run.step == step
-            optimizer.zero_grad()
-            model(torch.ones(2, 5, device="cpu")).sum().backward()
-            optimizer.step()
+            with run.next_step():
+                optimizer.zero_grad()
+                model(torch.ones(2, 5, device="cpu")).sum().backward()
+                optimizer.step()
             run.commit()
             assert all(
                 value.device.type == "cpu"

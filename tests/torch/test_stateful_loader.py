@@ -6,17 +6,18 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_ahead import Noisy, compare, looking_ahead
+from forks import Noisy, compare, looking_ahead
 from torch import nn
 
 import pmstore
-from pmstore.torch import ChangedError, MismatchError, Resume, Run, attach
+from pmstore.torch import ChangedError, MismatchError, Resume, RolledBackError, Run, attach
 
 
 class Own:
@@ -67,7 +68,7 @@ KINDS: dict[str, Callable[[], Any]] = {"own": Own, "torchdata": stateful(Noisy()
 def test_killed_at_each_step(shm: Path, kind: str, ahead: int, by_epoch: bool) -> None:
     if kind != "own":
         pytest.importorskip("torchdata")
-    compare(shm, KINDS[kind], 2, ahead=ahead, told=ahead or None, by_epoch=by_epoch)
+    compare(shm, KINDS[kind], 2, ahead=ahead, by_epoch=by_epoch)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -75,21 +76,21 @@ def test_workers(shm: Path, persistent: bool) -> None:
     pytest.importorskip("torchdata")
     data = torch.arange(57.0).reshape(19, 3) / 57
     make = stateful(data, shuffle=True, num_workers=2, persistent_workers=persistent)
-    compare(shm, make, 3, ahead=1, told=1)
+    compare(shm, make, 3, ahead=1)
 
 
 def begin(store: pmstore.Store, loader: Any, **more: Any) -> tuple[Run, Callable[[Any], None]]:
+    """A run, and what trains on a batch."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     run = attach(store, model=model, optimizer=optimizer, loader=loader, **more)
 
-    def step(batch: Any) -> None:
+    def train(batch: Any) -> None:
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        run.commit()
 
-    return run, step
+    return run, train
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -97,35 +98,41 @@ def begin(store: pmstore.Store, loader: Any, **more: Any) -> tuple[Run, Callable
 def test_nothing_is_loaded_twice(path: Path, done: int, ahead: int) -> None:
     """But for what is held; after a roll back too."""
     with pmstore.open(path) as store:
-        run, step = begin(store, Own())
+        run, train = begin(store, Own())
         batches = looking_ahead(run.batches(epochs=2, ahead=ahead), ahead)
         for _ in range(done):
-            step(next(batches))
+            batch = next(batches)
+            with run.next_step() if ahead else nullcontext():
+                train(batch)
+            run.commit()
         expected = next(batches).clone()
-        run.rollback()
+        with pytest.raises(RolledBackError) if ahead else nullcontext():
+            run.rollback()
         batches = looking_ahead(run.batches(epochs=2, ahead=ahead), ahead)
         assert torch.equal(next(batches), expected)
+        with suppress(RolledBackError):
+            run.rollback()
     with pmstore.open(path) as store:
         loader = Own()
         run, _ = begin(store, loader)
-        rest = list(run.batches(epochs=2))
+        rest = list(run.batches(epochs=2, ahead=0))
         assert torch.equal(rest[0], expected)
         assert len(rest) == len(loader.loaded) == 10 - done
 
 
 def test_another_loader(path: Path) -> None:
     with pmstore.open(path) as store:
-        run, step = begin(store, Own())
+        run, train = begin(store, Own())
         for _, batch in zip(range(2), run.batches(), strict=False):
-            step(batch)
+            train(batch)
+        run.end_step()
     plain = [torch.ones(2, 3)] * 5
     with pmstore.open(path) as store, pytest.raises((ChangedError, MismatchError)):
         begin(store, plain)
     with pmstore.open(path) as store:
-        loader = Own()
-        run, step = begin(store, loader, resume=Resume(data="next epoch"))
+        run, _ = begin(store, Own(), resume=Resume(data="next epoch"))
         assert run.step == 2
-        assert len(list(run.batches(epochs=2))) == 5
+        assert len(list(run.batches(epochs=2, ahead=0))) == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

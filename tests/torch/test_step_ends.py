@@ -1,24 +1,36 @@
-"""The end of a step: what it refuses, what an interrupt leaves, and what exits make of steps whose
-commits are under way, alone and in a job."""
+"""The end of a step: what it refuses, when it commits, what a kill takes back, what an interrupt
+leaves, and what exits make of steps whose commits are under way, alone and in a job."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import random
+import re
+import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+# which the first optimizer of a process imports: here once, in the fork server
+import torch._dynamo
 from ranks import launch  # type: ignore[import-not-found, unused-ignore]
 from torch import nn
 
 import pmstore
 import pmstore.torch.optim
-from pmstore.scheduler import Auto, EveryN
+from pmstore.course import read
+from pmstore.scheduler import Auto, CommitScheduler, EveryN
+from pmstore.testing import ForkServer, kill_at_primitive
 from pmstore.torch import Job, Run, attach
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
@@ -114,8 +126,186 @@ def test_a_bool_is_no_number_of_seconds() -> None:
     for value in (True, False):
         with pytest.raises(TypeError, match=f"max_loss={value}"):
             Auto(max_loss=value)
+    with pytest.raises(TypeError, match="max_loss"):
+        Auto(max_loss="1 s")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_loss=-1"):
         Auto(max_loss=-1)
+    with pytest.raises(ValueError, match="loss_budget"):
+        Auto(max_loss=1.0, max_overhead=0.1)
+
+
+# ---- when steps are committed, and what that puts at stake
+
+
+class Timed(Training):
+    """Steps that take as long as it says, and commits of 10 ms, by the scheduler's clock."""
+
+    def __init__(self, store: pmstore.Store, seconds: float = 0.3, **given: Any) -> None:
+        super().__init__(store, **given)
+        self.now, self.seconds = 100.0, seconds
+        scheduler: Any = self.run.scheduler
+        scheduler._clock = scheduler.life._clock = lambda: self.now
+        scheduler._mark = self.now
+        commit = scheduler.targets[0].commit
+
+        def slow() -> object:
+            self.now += 0.01
+            return commit()
+
+        scheduler.targets[0].commit = slow
+
+    def update(self) -> torch.Tensor:
+        loss = super().update()
+        self.now += self.seconds
+        return loss
+
+
+@pytest.mark.parametrize("policy", ["auto", Auto(max_loss=0.0), None])
+def test_in_memory_every_step_commits(shm: Path, policy: Any) -> None:
+    with pmstore.open(shm / "run.pm") as store:
+        training = Training(store, policy=policy)
+        assert training.run.scheduler is None
+        for number in training.run.steps(4):
+            assert training.run.committed == number
+            training.update()
+        assert training.run.committed == 4
+
+
+@pytest.mark.parametrize(
+    ("domain", "given", "bound"),
+    [
+        ("file", {}, 1.0),
+        ("process", {"policy": Auto(max_loss=0.5)}, 0.5),
+        ("process", {"policy": Auto(max_loss=4.0)}, 4.0),
+    ],
+)
+def test_no_more_is_at_stake_than_the_bound(
+    tmp_path: Path, shm: Path, domain: Any, given: dict[str, Any], bound: float
+) -> None:
+    """On a disk a second, if nothing else was said; in memory, where a commit of a very large model
+    is not free, what was said."""
+    folder = tmp_path if domain == "file" else shm
+    with pmstore.open(folder / "run.pm", domain=domain) as store:
+        training = Timed(store, **given)
+        since, commits = 0.0, 0
+        for number in training.run.steps(40):
+            if training.run.committed == number:
+                since, commits = 0.0, commits + 1
+            assert since < bound
+            training.update()
+            since += training.seconds
+        rarely = 40 // (int(bound / training.seconds) + 1)
+        assert rarely <= commits <= rarely + 2  # with the beginning of the loop
+
+
+def test_a_dear_commit_stretches_the_default_and_no_bound_that_was_given() -> None:
+    now = 0.0
+
+    def commit() -> None:
+        nonlocal now
+        now += 0.6
+
+    def commits(rule: Auto) -> int:
+        nonlocal now
+        made = 0
+        scheduler = CommitScheduler(rule, targets={"disk": commit}, clock=lambda: now)
+        for _ in range(1000):
+            now += 0.1
+            made += bool(scheduler.step())
+        return made
+
+    assert 90 <= commits(Auto(max_loss=1.0)) <= 100
+    # 0.6 s are 3 % of 20 s; the first ones, of unknown cost, by the bound
+    assert 4 <= commits(Auto(max_loss=1.0, loss_budget=0.03, free_budget=0.0)) <= 7
+
+
+def test_what_it_cost_is_said_at_the_end(
+    disk: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO, "pmstore"):
+        with pmstore.open(disk / "run.pm", domain="file") as store:
+            training = Training(store, policy=EveryN(4))
+            for _ in training.run.steps(10):
+                training.update()
+            stats = training.run.stats()
+            # with the beginning and the end of the loop
+            assert (stats.steps, stats.commits, stats.stake_steps) == (10, 4, 4)
+            assert 0.0 < stats.commit_seconds < stats.seconds
+            assert 0.0 < stats.stake_seconds < stats.seconds
+            assert re.fullmatch(
+                r"10 steps in \S+ s, 4 commits, which took \S+% of the time; "
+                r"at risk at most: \S+ s of work, 4 steps",
+                str(stats),
+            )
+        assert "run 'run': 10 steps in" in caplog.text
+        caplog.clear()
+        with pmstore.open(disk / "run.pm") as store:
+            Training(store)
+        assert not caplog.text  # nothing was trained
+    assert capsys.readouterr() == ("", "")
+    with pmstore.open(disk / "run.pm", mode="r") as store:
+        told = read(store, "run")
+    assert told is not None
+    assert told.stake_steps == 4
+    assert told.seconds > told.stake_seconds > 0.0
+
+
+STEPS = 150
+
+
+def duration(step: int) -> float:
+    """Of a step, by the scheduler's clock: mostly short, some long."""
+    drawn = random.Random(step).random()
+    return 0.4 * drawn if drawn < 0.95 else 2.5
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([str(Path(__file__).parent)]) as server:
+        yield server
+
+
+def trains(ack: Callable[[int], None], path: str, way: str = "", after: int = 0) -> None:
+    """Acknowledges each step when its work is done, before it ends. way: in which it is killed, at
+    a random moment, after so many steps: it trains until then, however fast this machine is."""
+    torch.set_num_threads(1)
+    drawn = random.Random(after)
+    with pmstore.open(path, domain="file") as store:
+        training = Timed(store)
+        die = training.run.step + after
+        for number in training.run.steps(1_000_000 if way else STEPS):
+            if way and number == die:
+                if way == "in the engine":
+                    kill_at_primitive(drawn.randint(1, 30))
+                else:
+                    Timer(drawn.uniform(0.0, 0.1), os.kill, (os.getpid(), signal.SIGKILL)).start()
+            training.seconds = duration(number + 1)
+            training.update()
+            ack(number + 1)
+
+
+def test_a_kill_takes_back_the_bound_and_a_step(shm: Path, server: ForkServer) -> None:
+    """At random moments and at random writes of the engine; seconds are the scheduler's."""
+    drawn = random.Random(26)
+    path, bound = shm / "run.pm", 1.0
+    most = 0.0
+    for number in range(4):
+        way = ("in the engine", "at any time")[number % 2]
+        died = server.run("test_step_ends:trains", [str(path), way, drawn.randint(10, 30)])
+        assert died.killed
+        with pmstore.open(path, mode="r") as store:
+            kept = int(store["run/progress"][0])
+        lost = sum(map(duration, range(kept + 1, died.acknowledged + 1)))
+        assert lost <= bound + duration(died.acknowledged) + 1e-6, (kept, died.acknowledged)
+        most = max(most, lost)
+    assert most > 0.0
+    assert server.run("test_step_ends:trains", [str(path)]).exit_code == 0
+    with pmstore.open(path) as store, pmstore.open(shm / "whole.pm", domain="emulated") as whole:
+        resumed, undisturbed = Training(store), Training(whole)
+        for _ in undisturbed.run.steps(resumed.run.step):
+            undisturbed.update()
+        assert resumed.run.step >= STEPS
+        assert resumed.weights() == undisturbed.weights()
 
 
 # ---- an interrupt while parameters that are other objects are followed

@@ -4,8 +4,14 @@ the store holds."""
 from __future__ import annotations
 
 import asyncio
+import copy
+import gc
+import io
+import os
+import pickle
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pmstore
 from pmstore.errors import TransactionError
-from pmstore.scheduler import EveryN
+from pmstore.scheduler import CommitScheduler, EveryN
 from pmstore.torch import LookaheadError, RolledBackError, Run, UnfinishedStepError, attach
 from pmstore.torch._step.state import TABLE, Event, Kind, OpenStep, StepState
 
@@ -357,6 +363,104 @@ def test_two_tasks(training: Training) -> None:
 
     asyncio.run(both())
     assert run.step == 1
+
+
+def test_nobody_else_commits_an_open_step(training: Training) -> None:
+    """Whoever asks for it: a scheduler of one's own, a block that was made before, a task, a
+    thread, a child."""
+    run, store = training.run, training.store
+    block = store.transaction()
+    scheduler = CommitScheduler(EveryN(1), store=store)
+    scheduler.step()
+
+    async def task() -> None:
+        async with store.transaction():
+            store["task"] = 1
+
+    with run.next_step():
+        for commit in (scheduler.step, block.__enter__, lambda: asyncio.run(task())):
+            with pytest.raises(TransactionError, match="only the run commits it"):
+                commit()
+        assert not store.in_transaction
+        assert isinstance(in_thread(store.commit), TransactionError)
+        child = os.fork()
+        if child == 0:
+            with suppress(pmstore.PmstoreError):
+                store.commit()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (run.committed, "task" in store) == (0, False)
+    run.commit()
+    scheduler.step()
+    with block:
+        store["beside"] = 1
+
+
+def test_a_block_around_a_step_is_taken_back(training: Training) -> None:
+    run, store, before = training.run, training.store, training.weights()
+    for told in ("inside a transaction block", "only the run commits it"):
+        # the first step by hand is the beginning of a loop, too, which is committed
+        with pytest.raises(TransactionError, match=told), store.transaction():
+            store["beside"] = 1
+            with run.next_step():
+                training.update()
+        assert ("beside" in store, training.weights()) == (False, before)
+        run.rollback()
+        with run.next_step():
+            pass
+        run.commit()
+    assert run.step == 2
+
+
+def test_a_flush_in_a_step_takes_the_last_commit(training: Training, tmp_path: Path) -> None:
+    store, before = training.store, training.weights()
+    store.add_tier("disk", tmp_path / "tier")
+    with training.run.next_step():
+        training.update()
+        store.flush("disk", wait=True)
+    pmstore.restore(tmp_path / "again.pm", tmp_path / "tier")
+    with pmstore.open(tmp_path / "again.pm") as other:
+        assert Training(other, data=False).weights() == before
+
+
+def test_copies_of_the_model_are_no_part_of_the_step(training: Training) -> None:
+    run, model, x = training.run, training.model, torch.ones(1, 3)
+    kept = io.BytesIO()
+    torch.save(model, kept)
+    kept.seek(0)
+    copies = (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(kept, weights_only=False),
+        torch.optim.swa_utils.AveragedModel(model),
+    )
+    with run.next_step():
+        for one in copies:
+            assert in_thread(partial(one, x)) is None
+        assert isinstance(in_thread(lambda: model(x)), TransactionError)
+        assert not run._steps.step.used
+    handles = len(model._forward_pre_hooks)
+    run.detach()
+    assert len(model._forward_pre_hooks) == handles - 1
+
+
+def test_scripting_an_attached_model(training: Training) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(AttributeError, match=r"call run\.detach\(\) before"):
+            torch.jit.script(training.model)
+        training.run.detach()
+        torch.jit.script(training.model)
+
+
+def test_guards_of_detached_runs_are_forgotten(training: Training) -> None:
+    guards = training.store._guards
+    of_one = len(guards._guards)
+    for number in range(5):
+        Training(training.store, data=False, name=f"run {number}").run.detach()
+        gc.collect()
+    assert len(guards._guards) <= 2 * of_one  # the last one's go with the next
 
 
 def test_two_runs_of_one_store(path: Path) -> None:
@@ -1096,6 +1200,27 @@ def test_what_was_set_up_is_committed_by_the_store(path: Path) -> None:
         live(path, overwrites, data=False)
     live(path, first, data=False)
     assert held(path, "setup") == [2, 2]
+
+
+def test_what_lies_beside_the_run_is_set_up(path: Path) -> None:
+    """Small arrays share pages with the run's tensors: a commit of them overwrites nothing."""
+    live(path, lambda training: [training.update(batch) for batch in training.run.batches()])
+    with pmstore.open(path) as store:
+        mine = [store.zeros(f"before{number}", 3) for number in range(4)]
+        training = Training(store)
+        mine += [store.zeros(f"behind{number}", 3) for number in range(4)]
+        for number in range(12):  # pages become hot: they stay writable
+            for one in mine:
+                one[0] = number
+            store.commit()
+        with store.transaction():
+            mine[0][1] = 5
+        assert store["before0"].tolist() == [11, 5, 0]
+        with torch.no_grad():
+            training.model.bias.add_(1)
+        with pytest.raises(TransactionError, match="a commit would overwrite that"):
+            store.commit()
+        training.run.rollback()
 
 
 def test_messages_name_what_to_write() -> None:

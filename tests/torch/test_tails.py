@@ -1,4 +1,4 @@
-"""The end of an epoch is a step: also one that run.commit() has ended."""
+"""The end of an epoch is a step: also one that run.commit() has ended, or that a `break` leaves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import pmstore  # noqa: E402
 import pmstore.torch  # noqa: E402
 
 
-def train(path: Path, epochs: int, *, leave: int | None = None) -> list[int]:
-    """Epochs that were handed out. leave: the epoch behind whose commit an error ends the run."""
+def train(
+    path: Path, epochs: int, *, leave: int | None = None, how: str = "commit", loop: bool = False
+) -> list[int]:
+    """Epochs that were handed out. leave: the epoch whose tail is left: by an error behind its
+    commit, or by a `break` behind `end_step` or `stop`. loop: there is another one behind it."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -30,12 +33,19 @@ def train(path: Path, epochs: int, *, leave: int | None = None) -> list[int]:
                 optimizer.step()
                 optimizer.zero_grad()
             run.log(tail=epoch)
+            if epoch == leave and how != "commit":
+                getattr(run, how)()
+                break
             run.commit()
             if epoch == leave:
                 raise ValueError("the tail is committed")
             if epoch == 0:
                 run.rollback()  # of nothing: the epoch is over
-        assert run.history("tail")[1].tolist() == [*range(epochs)]
+        if loop:
+            for _ in run.steps(2):
+                pass
+        if leave is None:
+            assert run.history("tail")[1].tolist() == [*range(epochs)]
     return seen
 
 
@@ -47,3 +57,14 @@ def test_a_tail_that_was_committed_is_not_done_again(shm: Path) -> None:
     with pytest.raises(ValueError, match="the tail is committed"):
         train(shm / "run.pm", 3, leave=1)
     assert train(shm / "run.pm", 3) == [2]
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("how", ["end_step", "stop"])
+def test_a_tail_that_was_left_complete_is_not_done_again(shm: Path, how: str, loop: bool) -> None:
+    """The loop is over then, and goes on if it is asked for more."""
+    path = shm / "run.pm"
+    assert train(path, 3, leave=1, how=how, loop=loop) == [0, 1]
+    if how == "stop" or loop:
+        assert train(path, 3, leave=1, loop=loop) == []
+    assert train(path, 4, loop=loop) == [2, 3]

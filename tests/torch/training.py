@@ -208,7 +208,8 @@ def _leaves(group: Any, prefix: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
 
 def assert_same(ours: dict[str, tuple[str, bytes]], theirs: dict[str, tuple[str, bytes]]) -> None:
     assert ours.keys() == theirs.keys()
-    assert [name for name in ours if ours[name] != theirs[name]] == []
+    differ = [name for name in ours if ours[name] != theirs[name]]
+    assert not differ, differ
 
 
 def undisturbed(path: Path, steps: int, **kinds: Any) -> dict[str, tuple[str, bytes]]:

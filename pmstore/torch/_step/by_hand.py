@@ -33,6 +33,7 @@ class NextStep:
             if step.state is StepState.OPEN:
                 step.go(Event.MARK)
         elif self._steps.attached:
+            self._steps.dropping()
             # the program's own error goes on; a loop that it goes on with raises
             with suppress(RolledBackError):
                 self._steps.roll_back()

@@ -225,7 +225,6 @@ class Loops:
             how = "and nobody said that the step is complete"
             if step.state is StepState.ENDED:
                 how = "after run.commit(), so that a kill just after it would go on with that loop"
-            assert step.kind is not None
             raise TransactionError(
                 f"{left} was left in a step (of {step.kind.called}) by break, return or an error, "
                 f"{how}. Before a break write run.end_step(), which says that the step is "
@@ -366,9 +365,7 @@ class Loops:
                 raise TransactionError(
                     f"epoch {self._epoch} was not iterated: write `for batch in epoch:`"
                 )
-            if step.kind is Kind.TAIL:
-                progress.over = progress.head
-            else:
+            if step.kind is not Kind.TAIL:
                 if step.kind is not Kind.HAND and not step.stopping:
                     self._check_left()
                 if progress.place.done.data_epoch == progress.over:  # left by `break`, or stopped

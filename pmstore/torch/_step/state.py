@@ -93,7 +93,7 @@ class OpenStep:
     computes and ends them.
 
     Attributes:
-        kind: of the step; None before the first one.
+        kind: of the step, or of the last one.
         within: the program is in the block of `with run.next_step()`.
         used: a training forward or an update was made in it.
         updating: updates by optimizers that have begun and not returned.
@@ -104,7 +104,7 @@ class OpenStep:
 
     def __init__(self) -> None:
         self.state: StepState = StepState.IDLE
-        self.kind: Kind | None = None
+        self.kind: Kind = Kind.HAND
         self.within: bool = False
         self.used: bool = False
         self.updating: int = 0
@@ -120,7 +120,7 @@ class OpenStep:
         """
         to = TABLE[self.state, event]
         if to.__class__ is str:
-            told = to.format(kind=self.kind.called if self.kind is not None else "")
+            told = to.format(kind=self.kind.called)
             raise TransactionError(f"{called}: {told}" if called else told)
         self.state = to  # type: ignore[assignment]
 
@@ -182,9 +182,12 @@ class BeforeForward:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         step = self.step
-        if step is None or not module.training or torch.compiler.is_compiling():
+        if step is None or not module.training or not torch.is_grad_enabled():
             return
-        if step.state is StepState.IDLE or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
+            step.used = True  # whether one is open is not asked: that would be compiled again
+            return
+        if step.state is StepState.IDLE:
             return
         other = step.task is not None or get_ident() != step.thread
         if other and not (_recomputes() or _is_replica(module)):

@@ -120,7 +120,8 @@ class Steps:
         schedule.capture = self._capture
 
     def detach(self) -> None:
-        if self.attached and self.pieces.placement.in_store and self.step.used:
+        used = self.step.used and self.step.state is not StepState.IDLE
+        if self.attached and self.pieces.placement.in_store and used:
             self.progress.begin_update([])  # half a step stays in the tensors: the store says so
         self.schedule.close()
         for handle in self._handles:
@@ -168,12 +169,9 @@ class Steps:
                 step.check_caller()
             if step.updating:
                 step.check_whole()
-        if step.state is StepState.OPEN or step.state is StepState.MARKED:
-            assert step.kind is not None
+        if commit or step.state is StepState.OPEN or step.state is StepState.MARKED:
             end = self._finish if self.job is None else self._meet
-            end(step.kind.counted, commit)
-        elif commit:
-            self._end(False, True)
+            end(commit)
         step.state = StepState.IDLE
         step.within = False
 
@@ -206,13 +204,11 @@ class Steps:
         if step.state is StepState.OPEN or step.state is StepState.MARKED:
             step.check_caller()
             step.check_whole()
-            assert step.kind is not None
-            if step.kind is Kind.TAIL:
-                self.progress.over = self.progress.head
             apart = step.kind is Kind.HAND and not step.within  # its block was left
             if apart and step.stopping:
                 self.progress.stopped = True
-            self._end(step.kind.counted, True)
+            end = self._finish if self.job is None else self._meet
+            end(True)
             step.go(Event.COMMIT)
             if agree and self.job is not None:
                 self.job.settle()
@@ -238,23 +234,28 @@ class Steps:
         if agree and self.job is not None:
             self.job.settle()
 
-    def _end(self, counted: bool, commit: bool) -> None:
-        """counted: of a step, and not of a head, a tail or a loop."""
-        (self._finish if self.job is None else self._meet)(counted, commit)
-
-    def _meet(self, counted: bool, commit: bool) -> None:
-        """The same in a job, whose ranks do it together."""
+    def _meet(self, commit: bool) -> None:
+        """As `_finish`, in a job, whose ranks do it together."""
         assert self.job is not None
         if self.pending is not None:
             self.pending.join()  # then it gets its ticket
         with self.job.turn(commit=commit) as meeting:
-            self.schedule.prepare(meeting, counted)
-            self._finish(counted, commit, meeting)
+            step = self.step
+            of_step = step.state is StepState.OPEN or step.state is StepState.MARKED
+            self.schedule.prepare(meeting, of_step and step.kind.counted)
+            self._finish(commit, meeting)
 
-    def _finish(self, counted: bool, commit: bool, meeting: Meeting | None = None) -> None:
+    def _finish(self, commit: bool, meeting: Meeting | None = None) -> None:
+        """The open step ends, if one is, and the policy says whether to commit; commit: it does in
+        any case. With a tail its epoch is over."""
         began = clock()
         landed = self.pending is not None and self._land()
         progress, step, schedule = self.progress, self.step, self.schedule
+        counted = False
+        if step.state is StepState.OPEN or step.state is StepState.MARKED:
+            counted = step.kind.counted
+            if step.kind is Kind.TAIL:
+                progress.over = progress.head
         before, values = progress.finished, step.values
         if self.at_end and self.job is None:
             commit = True
@@ -553,7 +554,6 @@ class Steps:
         if step.state is StepState.OPEN:
             if self.job is not None:
                 self.job.leave(half=True)
-            assert step.kind is not None
             raise UnfinishedStepError(
                 f"`with pmstore.open(...)` was left in a step of the run {self.name!r} (of "
                 f"{step.kind.called}), and nobody said that it is complete: it is taken back, to "
@@ -580,7 +580,7 @@ class Steps:
             _log.warning(
                 "%s: the run %r goes back to step %d: %s taken back",
                 *(self.store.path, self.name, progress.committed),
-                " and ".join(lost) + (" is" if lost == ["the step that was open"] else " are"),
+                " and ".join(lost) + (" are" if steps > 1 or len(lost) > 1 else " is"),
             )
         elif not self.store.written():
             self.schedule.spare()
