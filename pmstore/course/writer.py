@@ -66,8 +66,6 @@ class Course:
         """Writes nothing. step: the newest that is committed."""
         self.last_step: int | None = None
         """With it the run ends, as far as is known: its row does not wait for others."""
-        self.listener: Callable[[], None] | None = None
-        """Called when rows have gone into the store."""
         self.commit_seconds: float = 0.0
         """That commits of this process took."""
         self._began = clock()
@@ -238,8 +236,6 @@ class Course:
                     stacklevel=5,
                 )
         self._rows = self._rows[-1:]
-        if self.listener is not None:
-            self.listener()
 
     def _write(self, now: float) -> None:
         store = self._store
