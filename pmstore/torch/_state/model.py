@@ -182,6 +182,7 @@ class ModelBinding:
         an assignment too."""
         if self._of_fsdp:
             fsdp.reshard(self._models.values())
+            fsdp.drop_unreduced(self._of_fsdp)
         places = {member.name: member for member in self._all}
         if self._linked.look() != SAME:  # modules too may be at other names now
             places.update((one.name, one) for one in members_of(self._models))
