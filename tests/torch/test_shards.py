@@ -680,7 +680,7 @@ def _refused(folder: Path, rank: int, results: dict[str, Any]) -> None:
                 run.commit()
         except PmstoreError as error:
             results["unreduced"] = [type(error).__name__, str(error)]
-        run.rollback()
+        # the error has taken the step back, those gradients too: leaving the store commits
 
 
 SAID = {
