@@ -290,7 +290,7 @@ class Pieces:
             for binding in self.bindings:
                 binding.open()
         if self.model is not None:
-            self.model.bind()
+            self.model.restore()
         if self.pack is not None:
             held = self.pack.open()
             for mirrored in self._mirrored:

@@ -177,12 +177,16 @@ class ModelBinding:
                 placed.bind(member.tensor)
         self._tell_fsdp()
 
+    def restore(self) -> None:
+        """After a roll back, or in a run that goes on."""
+        self.bind()
+        fsdp.drop_unreduced(self._of_fsdp)
+
     def _put_back(self) -> None:
         """What is another object than at the last look is the earlier one again: a roll back undoes
         an assignment too."""
         if self._of_fsdp:
             fsdp.reshard(self._models.values())
-            fsdp.drop_unreduced(self._of_fsdp)
         places = {member.name: member for member in self._all}
         if self._linked.look() != SAME:  # modules too may be at other names now
             places.update((one.name, one) for one in members_of(self._models))
