@@ -233,9 +233,10 @@ def test_a_store_that_was_trained_alone_meanwhile(trained: Try, server: JobServe
 # ---- ranks that do not do the same
 
 
-def test_one_rank_does_something_else(job: Try, whole: list[Bits]) -> None:
+@pytest.mark.parametrize("case", ["rollback_at_one", "commits_at_one"])
+def test_one_rank_does_something_else(job: Try, case: str, whole: list[Bits]) -> None:
     """Nothing of what is not alike counts: the job goes on from before."""
-    all_raise(job, "rollback_at_one", "MixedStoresError MismatchError", "rank 0", "rank 1")
+    all_raise(job, case, "MixedStoresError MismatchError", "rank 0", "rank 1")
     joined = job.right("trains:12")
     assert joined[0] == joined[1] <= 5
     assert job.trained() == whole
@@ -306,12 +307,6 @@ def test_a_rank_is_lost_in_a_step(
 def test_one_rank_waits_for_agreement(job: Try) -> None:
     """That is its own affair."""
     assert job.right("agrees_alone") == [0, 0]
-
-
-def test_one_rank_asks_for_a_commit(job: Try, whole: list[Bits]) -> None:
-    """All commit."""
-    assert job.right("commits_at_one") == [0, 0]
-    assert job.trained() == whole
 
 
 @pytest.mark.parametrize(

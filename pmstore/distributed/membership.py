@@ -266,7 +266,7 @@ class Membership:
             return ""
         return (
             f"{self._store.path} is in a job of {self._peers.world} ranks, whose stores are "
-            "committed together: run.end_step() or run.commit(), at all ranks, commits what was "
+            "committed together: the end of a step or run.commit(), at all ranks, commits what was "
             "written to it too"
         )
 

@@ -231,7 +231,7 @@ class Pieces:
             for binding in self.bindings:
                 binding.open()
         if self.model is not None:
-            self.model.bind()
+            self.model.restore()
         self.placement.restore()
         for optimizer in self.optimizers.values():
             optimizer.restore()

@@ -54,9 +54,10 @@ def test_it_tells_the_runs_numbers(tmp_path: Path, endpoint: Endpoint) -> None:
         run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
         store.add_tier("disk", tmp_path / "tier")
         for steps in (1, 2):
-            optimizer.zero_grad()
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
+            with run.next_step():
+                optimizer.zero_grad()
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
             run.commit()
             store.flush("disk", wait=True)
             endpoint(run.metrics())

@@ -90,11 +90,12 @@ def saved_and_loaded(folder: Path, kind: str) -> Iterator[str]:
 
 
 def loaded_at_first(folder: Path, kind: str) -> Iterator[str]:
-    """Another run begins with what the first one saved: torch steps the optimizer to have
-    state."""
+    """Another run begins with what the first one saved. Torch steps the optimizer to have state,
+    so this stands in a step."""
     store, run, made, by = begin(folder / f"{kind}-other.pm", kind)
-    load(folder / kind, made, by)
-    store.commit()
+    with run.next_step():
+        load(folder / kind, made, by)
+    run.commit()
     yield f"in the heap after load: {in_heap(store, made, by)}"
     load(folder / kind, made, by)
     train(run, made, by, range(10, 10 + MORE))

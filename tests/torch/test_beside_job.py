@@ -278,20 +278,22 @@ def _keeps(folder: Path, rank: int, results: dict[str, Any]) -> None:
             assert run._steps.job is not None
             results["agreed"] = run._steps.job.agreed.step  # without a look at the ticket
         train(run, **given, until=2)
-        with run.next_step():
-            given["optimizer"].step()
         for wanted in ({"name": "now"}, {"best": "accuracy", "value": 0.5, "mode": "max"}):
-            with pytest.raises(pmstore.TransactionError, match=r"run\.commit\(loss\), at all"):
-                run.keep(**wanted)
+            with run.next_step():
+                given["optimizer"].step()
+                assert run.keep(**wanted) is None  # not before all ranks commit
+        results["before"] = [one.step for one in run.kept()]
+        run.commit()
         handle = run.keep(n=2)
         assert handle is not None
-        results["kept"] = sorted(one.step for one in run.kept())
+        results["kept"] = [[one.step, *one.names, *one.values] for one in run.kept()]
 
 
 def test_what_is_kept_is_what_all_ranks_have(found: Found) -> None:
     first, second = found["_keeps"]
-    assert first == {"agreed": 1, "kept": [1, 2]}
-    assert second == {"kept": [2]}
+    last = [4, "now", ["accuracy", 0.5]]
+    assert first == {"agreed": 1, "before": [1], "kept": [[1, "first"], last]}
+    assert second == {"before": [], "kept": [last]}
 
 
 def _waits(folder: Path, rank: int, results: dict[str, Any]) -> None:

@@ -9,10 +9,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands.program import app
 from pmstore.dcp import StoreReader, StoreWriter
 
 pytestmark = pytest.mark.filterwarnings(
@@ -57,27 +55,3 @@ def test_a_reader_is_given_another_thing_than_a_writers_folder(tmp_path: Path) -
     assert "number is '1'" in told_by_load(StoreReader(ours, number="1"))  # type: ignore[arg-type]
     for folder in (ours, torchs, tmp_path):
         assert "is a folder" in told_by_load(StoreReader.of_run(folder))
-
-
-def test_a_conversion_says_what_it_does_not_know(tmp_path: Path) -> None:
-    def told(*words: object) -> str:
-        result = CliRunner().invoke(app, ["dcp", "convert", *map(str, words)])
-        assert result.exit_code == 2
-        return result.output
-
-    empty, file = tmp_path / "empty", tmp_path / "model.pt"
-    empty.mkdir()
-    torch.save({"w": torch.ones(3)}, file)
-    assert "no checkpoint and no epoch" in told(empty, tmp_path / "out")
-    assert "pmstore export" in told(file, tmp_path / "out.safetensors")
-    assert "is an address" in told(file, "s3://bucket/out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "model.pt"]
-
-
-@pytest.mark.filterwarnings("error:torch.distributed is disabled")
-def test_a_conversion_does_not_speak_of_ranks(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
-    words = ["dcp", "convert", str(tmp_path / "model.pt"), str(tmp_path / "out")]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    assert "torch.distributed" not in result.output

@@ -57,7 +57,9 @@ def test_a_job_of_one_rank_commits_and_goes_on(shm: Path) -> None:
                     assert run.agreed_step == run.step
     with pmstore.open(shm / "run.pm", "r") as store:
         assert not store.info().in_doubt
-        assert [job.generation for job in store.info().jobs] == [15]  # 3 lives, 5 each
+        # 0 is the first joining; its life has the loop's beginning too, the others a joining each;
+        # 3 steps and the end of each life
+        assert [job.generation for job in store.info().jobs] == [15]
         assert store["note"] == 2
 
 

@@ -98,8 +98,10 @@ def opened(folder: Path, name: str = "") -> pmstore.Store:
     return pmstore.open(folder / f"run{name}{dist.get_rank()}.pm", size="4MB")
 
 
-def attach(store: pmstore.Store, model: nn.Module, optimizer: Any, **more: Any) -> Run:
-    job = pmstore.torch.Job(timeout=60.0)
+def attach(
+    store: pmstore.Store, model: nn.Module, optimizer: Any, group: Any = "world", **more: Any
+) -> Run:
+    job = pmstore.torch.Job(group, timeout=60.0)
     return pmstore.torch.attach(store, model=model, optimizer=optimizer, job=job, **more)
 
 
@@ -624,7 +626,7 @@ def _refused(folder: Path, rank: int, results: dict[str, Any]) -> None:
         with opened(folder, name) as store:
             try:
                 model, optimizer = make()
-                attach(store, model, optimizer, process_group=group)
+                attach(store, model, optimizer, group)
             except PmstoreError as error:
                 results[name] = [type(error).__name__, str(error)]
 
@@ -678,7 +680,7 @@ def _refused(folder: Path, rank: int, results: dict[str, Any]) -> None:
                 run.commit()
         except PmstoreError as error:
             results["unreduced"] = [type(error).__name__, str(error)]
-        run.rollback()
+        # the error has taken the step back, those gradients too: leaving the store commits
 
 
 SAID = {

@@ -88,6 +88,15 @@ def reshard(models: Iterable[nn.Module]) -> None:
                 module.reshard()
 
 
+def drop_unreduced(parameters: Iterable[Any]) -> None:
+    """No commit has gradients that were not reduced: see `refuse_unreduced`."""
+    for one in parameters:
+        one.unsharded_accumulated_grad = None
+        whole = getattr(one, "_unsharded_param", None)
+        if whole is not None:
+            whole.grad = None
+
+
 def refuse_unreduced(parameters: Iterable[Any]) -> None:
     """Raises: AttachError: gradients wait that were not reduced, and are in no parameter's `.grad`
     yet."""

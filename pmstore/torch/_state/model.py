@@ -189,6 +189,11 @@ class ModelBinding:
                 placed.bind(member.tensor)
         self._tell_fsdp()
 
+    def restore(self) -> None:
+        """After a roll back, or in a run that goes on."""
+        self.bind()
+        fsdp.drop_unreduced(self._of_fsdp)
+
     def _put_back(self) -> None:
         """What is another object than at the last look is the earlier one again: a roll back undoes
         an assignment too."""
