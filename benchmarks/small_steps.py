@@ -1,9 +1,10 @@
 """What the end of a small step costs: of README's loop, whose step takes less than a millisecond.
 
-A plain loop and one over a run's batches take turns in one process, a block of steps each. The end of a step is `run.log` and the next batch, beside a plain loop's next batch, among
-other work: caches are full of the step's own data. "Warm" is an empty step by hand, again and again,
-with nothing in between. Beside them, how long torch takes to answer, from loops in C, what a commit
-has to ask it about each tensor.
+A plain loop and one over a run's batches take turns in one process, a block of steps each. The end
+of a step is `run.log` and the next batch, beside a plain loop's next batch, among other work:
+caches are full of the step's own data. "Warm" is an empty step by hand, again and again, with
+nothing in between. Beside them, how long torch takes to answer, from loops in C, what a commit has
+to ask it about each tensor.
 """
 
 from __future__ import annotations
