@@ -52,8 +52,8 @@ COMMON = (
 PATIENCE_SECONDS = 120.0
 
 
-# ---- in a rank: each returns the step that the run goes on from, what makes a step's block, and what
-# saves it
+# ---- in a rank: each returns the step that the run goes on from, what makes a step's block, and
+# what saves it
 
 
 Saver = Callable[[int], None]
