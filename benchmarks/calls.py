@@ -33,7 +33,8 @@ _EXTENSIONS = ("_binding", "_native")
 WARM = 40
 """Steps before one is counted: two epochs."""
 EPOCH = 20
-STEP = ("next(batch)", "optimizer.step", "end_step")
+UPDATE, END = "optimizer.step", "run.log and next(batch)"
+"""What a step of the loop does. The next batch ends it."""
 
 
 @dataclass
@@ -146,20 +147,24 @@ class Loop:
             loader=self._loader,
             **self._options,
         )
+
+    def begin(self) -> None:
         self._batches: Iterator[Any] = self.run.batches(epochs=1000)
+        self._batch = next(self._batches)
 
     def step(self) -> dict[str, Counted]:
         """What each part of a step does."""
         from torch.nn.functional import mse_loss
 
-        with Counter() as taken:
-            inputs, targets = next(self._batches)
+        inputs, targets = self._batch
         loss = mse_loss(self.model(inputs), targets)
         self.optimizer.zero_grad()
         loss.backward()
         updated = count(self.optimizer.step)
-        ended = count(lambda: self.run.end_step(loss))
-        return dict(zip(STEP, (taken.counted, updated, ended), strict=True))
+        with Counter() as ended:
+            self.run.log(loss=loss)
+            self._batch = next(self._batches)
+        return {UPDATE: updated, END: ended.counted}
 
     def whole_step(self) -> Counted:
         return sum(self.step().values(), Counted())
@@ -171,11 +176,11 @@ def _loop(path: Path, **options: Any) -> Iterator[Loop]:
     with pmstore.open(path) as store:
         loop = Loop(store, **options)
         loop.attach()
+        loop.begin()
         for _ in range(WARM):
             loop.step()
         yield loop
-        loop.run.end_step()  # keeps what is pending: the loop is left in mid-epoch
-        loop.run.commit()
+        loop.run.commit()  # the loop is left in mid-epoch
 
 
 def of_a_run(folder: Path) -> dict[str, Counted]:
@@ -197,7 +202,7 @@ def of_a_job(folder: Path) -> dict[str, Counted]:
     try:
         with _loop(folder / "job.pm", policy=None, process_group="world") as loop:
             loop.step()
-            return {"end_step in a job": loop.step()[STEP[-1]]}
+            return {f"{END}, in a job": loop.step()[END]}
     finally:
         dist.destroy_process_group()
 
@@ -228,14 +233,14 @@ def of_a_checkpoint(folder: Path) -> dict[str, Counted]:
 
 def of_steps(memory: Path, disk: Path) -> dict[str, Counted]:
     """A whole step of README's loop: the median of an epoch's."""
-    from pmstore.scheduler import EveryN
+    from pmstore.scheduler import Auto, EveryN
 
     found = {}
     with _loop(memory / "steps.pm") as loop:
         found["step in memory, with its commit"] = _median(loop, commits=True)
     with _loop(memory / "few.pm", policy=EveryN(10**6)) as loop:
         found["step in memory, without a commit"] = _median(loop, commits=False)
-    with _loop(disk / "steps.pm", max_loss=0) as loop:
+    with _loop(disk / "steps.pm", policy=Auto(max_loss=0)) as loop:
         found["step on a disk, with its commit"] = _median(loop, commits=True)
     with _loop(disk / "few.pm") as loop:
         found["step on a disk, without a commit"] = _median(loop, commits=False)

@@ -199,8 +199,7 @@ def blocking(rank: Rank, where: str) -> None:
 
     size = 2 * rank.size + (64 << 20)
     with pmstore.open(rank.folder / "run.pm", size=size, domain=DOMAINS[where]) as store:  # type: ignore[arg-type]
-        run = pmstore.torch.attach(store, model=module)
-        run.commit()
+        pmstore.torch.attach(store, model=module)
         weights = module.state_dict()
         ways: dict[str, Callable[[], Any]] = {
             OURS: lambda: dcp.async_save(state, checkpoint_id=folders[OURS], storage_writer=ours),
@@ -284,8 +283,7 @@ def write_for_others(rank: Rank, where: str) -> None:
     path = rank.folder / f"run-{rank.number}.pm"
     size = 2 * rank.size + (64 << 20)
     with pmstore.open(path, size=size, domain=DOMAINS[where]) as store:  # type: ignore[arg-type]
-        run = pmstore.torch.attach(store, model=module, process_group="world", timeout=60)
-        run.commit()
+        pmstore.torch.attach(store, model=module, job=pmstore.torch.Job(timeout=60))
         dist.barrier()
 
 

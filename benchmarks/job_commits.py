@@ -90,9 +90,11 @@ class Way:
         self.batch = torch.randn(BATCH, WIDTH)
         path = folder / f"{ORDER.index(name)}-{domain}-{rank}.pm"
         self.store = stack.enter_context(pmstore.open(path, size=64 << 20, domain=domain))  # type: ignore[arg-type]
-        job: dict[str, Any] = {"process_group": "world", "timeout": 60} if name == JOB else {}
         self.run = pmstore.torch.attach(
-            self.store, model=self.model, optimizer=self.optimizer, **job
+            self.store,
+            model=self.model,
+            optimizer=self.optimizer,
+            job=pmstore.torch.Job(timeout=60) if name == JOB else None,
         )
         self._clock: Timed | None = None
         self._after: Callable[[], None] | None = None
@@ -120,10 +122,11 @@ class Way:
     def step(self) -> dict[str, float]:
         """Seconds."""
         start = time.perf_counter()
-        self.optimizer.zero_grad(set_to_none=False)
-        self.model(self.batch).square().mean().backward()
-        computed = time.perf_counter()
-        self.optimizer.step()
+        with self.run.next_step():
+            self.optimizer.zero_grad(set_to_none=False)
+            self.model(self.batch).square().mean().backward()
+            computed = time.perf_counter()
+            self.optimizer.step()
         updated = time.perf_counter()
         self.run.commit()
         committed = time.perf_counter()

@@ -21,7 +21,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ COMMON = (
 PATIENCE_SECONDS = 120.0
 
 
-# ---- in a rank: each yields the step that the run goes on from, then saves when it is sent one
+# ---- in a rank: each returns the step that the run goes on from, what makes a step's block, and
+# what saves it
 
 
 Saver = Callable[[int], None]
@@ -65,9 +66,9 @@ def _pmstore(folder: Path, rank: int, model: Any, optimizer: Any, stack: ExitSta
     path = folder / f"{rank}.pm"
     store = stack.enter_context(pmstore.open(path, size=6 * STATE_BYTES, domain="process"))
     run = pmstore.torch.attach(
-        store, model=model, optimizer=optimizer, process_group="world", timeout=60
+        store, model=model, optimizer=optimizer, job=pmstore.torch.Job(timeout=60)
     )
-    return run.step, lambda step: run.commit()
+    return run.step, run.next_step, lambda step: run.commit()
 
 
 def _nothing(folder: Path, rank: int, model: Any, optimizer: Any, stack: ExitStack) -> Any:
@@ -78,7 +79,7 @@ def _nothing(folder: Path, rank: int, model: Any, optimizer: Any, stack: ExitSta
         new.write_text(str(step))
         new.rename(path)
 
-    return int(path.read_text()) if path.exists() else 0, save
+    return int(path.read_text()) if path.exists() else 0, nullcontext, save
 
 
 def _publish(new: Path, step: int, rank: int, latest: Path) -> None:
@@ -117,7 +118,7 @@ def _dcp(every: int) -> Any:
             dcp.save({"model": states, "optimizer": moments}, checkpoint_id=new)
             _publish(new, step, rank, latest)
 
-        return step, save
+        return step, nullcontext, save
 
     return start
 
@@ -142,7 +143,7 @@ def _torch_save(every: int) -> Any:
             torch.save({**state, "step": step}, new)
             new.rename(path)
 
-        return step, save
+        return step, nullcontext, save
 
     return start
 
@@ -180,12 +181,13 @@ def rank(number: int, folder: str, name: str, life: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
     note("ready", 0)
     with ExitStack() as stack:
-        step, save = STARTS[name](Path(folder), number, model, optimizer, stack)
+        step, block, save = STARTS[name](Path(folder), number, model, optimizer, stack)
         note("resumed", step)
         while True:
-            optimizer.zero_grad(set_to_none=False)
-            model(batch).square().mean().backward()
-            optimizer.step()
+            with block():
+                optimizer.zero_grad(set_to_none=False)
+                model(batch).square().mean().backward()
+                optimizer.step()
             step += 1
             save(step)
             note("step", step)

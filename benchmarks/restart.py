@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,8 @@ def _make(folder: Path, size: int, domain: str) -> None:
     file_bytes = int(2.1 * size) + (64 << 20)
     with pmstore.open(folder / "run.pm", size=file_bytes, domain=domain) as store:  # type: ignore[arg-type]
         run = pmstore.torch.attach(store, model=trainer.model, optimizer=trainer.optimizer)
+        with run.next_step():  # what begins with the first step has begun
+            pass
         run.commit()
         run.detach()
         del trainer, module
@@ -189,7 +191,8 @@ def trial(name: str, folder: str, size: int, threads: int) -> None:
         start = time.perf_counter()
         trainer = LOADERS[name][1](Path(folder), size)
         times.append(time.perf_counter() - start)
-        trainer.step()
+        with trainer.run.next_step() if hasattr(trainer, "run") else nullcontext():
+            trainer.step()
         times.append(time.perf_counter() - start)
         if hasattr(trainer, "run"):
             times.append(trainer.attached)

@@ -8,8 +8,8 @@ commit. A policy goes on, job after job, until it has been killed 16 times. Coun
 the training processes, / the seconds of the work that was done:
 
 * lost: training time of steps that had to be done again, the one that the kill cut included;
-* added: time in `run.commit` at every step, kept or lost, and what steps took longer than plain
-  ones (first writes after a commit).
+* added: time from the end of each step, kept or lost, until the data is asked for the next batch;
+  and what steps took longer than plain ones (first writes after a commit).
 
 Time from a kill to the first step (Python, imports, data) is the same for all and left out.
 
@@ -68,7 +68,6 @@ class Tally:
     added: float = 0.0  # at the end of all steps
     committing: float = 0.0  # of those that were committed
     steps: list[float] = field(default_factory=list)  # training time of each, kept or lost
-    loss: float = 0.0  # at the end
 
     def ends(self, seconds: float, committed: bool) -> None:
         """Of a step, after so long."""
@@ -117,12 +116,25 @@ def _child(config: dict[str, Any], say: Connection) -> None:
     def tell(event: str, **what: Any) -> None:
         say.send({"event": event, **what})
 
+    from torch.utils.data import DataLoader, TensorDataset
+
     import pmstore
     import pmstore.torch
     from pmstore.scheduler import CommitScheduler, Known
-    from pmstore_lab.demo_trainer import Config, make_job, train_step
+    from pmstore_lab.demo_trainer import BATCH, Config, make_job, train_step
+
+    class Asked(TensorDataset):
+        """The data, which notes when a batch is asked for: the step before has ended then."""
+
+        at = 0.0  # of the class: attach keeps what changes in a data set
+
+        def __getitems__(self, numbers: list[int]) -> list[Any]:
+            Asked.at = time.monotonic()
+            return [self[number] for number in numbers]
 
     job = make_job(Config(config["data"], config["store"], None, "file", config["steps"], SEED, 1))
+    data: Any = job.loader.dataset
+    loader = DataLoader(Asked(*data.tensors), batch_size=BATCH, shuffle=True, drop_last=True)
     with pmstore.open(config["store"], domain="file") as store:
         rate = 1.0 / config["mtbf"] if config["policy"].get("rate") else None
         scheduler = CommitScheduler(
@@ -133,28 +145,26 @@ def _child(config: dict[str, Any], say: Connection) -> None:
             model=job.model,
             optimizer=job.optimizer,
             lr_scheduler=job.scheduler,
-            loader=job.loader,
+            loader=loader,
             policy=scheduler,
         )
         tell("ready", done=run.step)
-        done, loss, end = run.step, 0.0, time.monotonic()
-        for batch in run.batches(epochs=None):
-            start, loss = end, train_step(job, batch)
+        batches, end = run.batches(epochs=None), time.monotonic()
+        batch = next(batches, None)
+        while batch is not None:
+            run.log(loss=train_step(job, batch))
+            if run.step + 1 == config["steps"]:
+                run.stop()
             trained = time.monotonic()
-            done += 1
-            committed = run.end_step(loss)
-            end = time.monotonic()
+            batch = next(batches, None)  # ends the step
+            start, end = end, time.monotonic() if batch is None else Asked.at
             tell(
                 "step",
                 train=trained - start,
                 commit=end - trained,
-                done=run.committed if committed else None,
+                done=run.step if run.committed == run.step else None,
             )
-            if done == config["steps"]:
-                break
-        start = time.monotonic()
-        store.commit()
-        tell("done", commit=time.monotonic() - start, loss=loss)
+        tell("done")
 
 
 # ---- the killer
@@ -198,8 +208,6 @@ def _life(
                 if message["done"] is not None:
                     since.clear()
             else:
-                tally.ends(message["commit"], bool(since))
-                tally.loss = message["loss"]
                 finished = True
         if finished:
             timer.cancel()

@@ -104,7 +104,8 @@ class Attached:
         self.commits: list[float] = []
 
     def step(self) -> None:
-        self.optimizer.step()
+        with self.run.next_step():
+            self.optimizer.step()
         start = time.perf_counter()
         self.run.commit()
         self.commits.append((time.perf_counter() - start) * 1e6)

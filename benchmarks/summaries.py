@@ -332,9 +332,7 @@ SUMMARIES = {
         ),
         "hot:|blocks:|bytes:",
     ),
-    "small_steps": Summary(
-        "A step, and what of it `run.end_step` takes.", pivot(r".*", cases_down=True)
-    ),
+    "small_steps": Summary("A step, and what of it its end takes.", pivot(r".*", cases_down=True)),
     "slots": Summary(
         "KMeans: the commit alone; AdamW: the step with its commit (over a memcpy"
         " of the state by all cores).",

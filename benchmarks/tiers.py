@@ -109,7 +109,8 @@ class Pmstore(Saver):
         self.done: list[Any] = []
 
     def step(self) -> None:
-        self.trainer.step()
+        with self.run.next_step():
+            self.trainer.step()
         self.run.commit()
 
     def start(self) -> None:

@@ -168,7 +168,8 @@ class Attached:
     def step(self) -> float:
         """Microseconds after the optimizer's step: what blocks, beside what capture adds to the
         step."""
-        self.trainer.step()
+        with self.run.next_step():
+            self.trainer.step()
         return _timed(self.run.commit)
 
 

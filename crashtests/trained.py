@@ -42,6 +42,14 @@ def digest(arrays: list[Any]) -> str:
     return hashlib.sha256(b"".join(content)).hexdigest()
 
 
+def update(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(
+        model(torch.randn(32, 24)), torch.randint(0, 5, (32,))
+    ).backward()
+    optimizer.step()
+
+
 # ---- AdamW, by `attach`: parameters, moments, schedule and generators in one commit a step ----
 
 
@@ -68,12 +76,9 @@ def adamw(store: pmstore.Store, steps: int, commit: Commit) -> None:
     model, optimizer, schedule = adamw_parts()
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, lr_scheduler=schedule)
     for _ in range(steps):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(
-            model(torch.randn(32, 24)), torch.randint(0, 5, (32,))
-        ).backward()
-        optimizer.step()
-        schedule.step()
+        with run.next_step():
+            update(model, optimizer)
+            schedule.step()
         commit(lambda: run.commit(), adamw_state(model, optimizer))
 
 
@@ -131,11 +136,8 @@ def sgd(store: pmstore.Store, steps: int, commit: Commit) -> None:
     model, optimizer = sgd_parts()
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer)
     for _ in range(steps):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(
-            model(torch.randn(32, 24)), torch.randint(0, 5, (32,))
-        ).backward()
-        optimizer.step()
+        with run.next_step():
+            update(model, optimizer)
         commit(lambda: run.commit(), sgd_state(model, optimizer))
 
 

@@ -83,6 +83,11 @@ class Metric:
         self.last = list(state["last"])
 
 
+def opened(home: Path, *, hold: bool = False) -> pmstore.Store:
+    """force: a store in memory that was killed is refused once the machine has restarted."""
+    return pmstore.open(home / "run.pm", size=SIZE, hold=hold, force=True)
+
+
 def seed() -> None:
     torch.manual_seed(1)
     np.random.seed(2)
@@ -132,7 +137,7 @@ def plain(home: Path, life: Life) -> None:
     shuffle = torch.Generator().manual_seed(4)
     noise = torch.Generator().manual_seed(5)
     metric = Metric()
-    with pmstore.open(home / "run.pm", size=SIZE) as store:
+    with opened(home) as store:
         run = pmstore.torch.attach(
             store,
             model=model,
@@ -180,7 +185,7 @@ def several(home: Path, life: Life) -> None:
     }
     shuffle = torch.Generator().manual_seed(4)
     both = nn.ModuleDict(models)
-    with pmstore.open(home / "run.pm", size=SIZE) as store:
+    with opened(home) as store:
         run = pmstore.torch.attach(
             store, model=models, optimizer=optimizers, loader=data(shuffle), policy=EveryN(3)
         )
@@ -207,7 +212,7 @@ def slots(home: Path, life: Life) -> None:
     }
     shuffle = torch.Generator().manual_seed(4)
     both = nn.ModuleDict(models)
-    with pmstore.open(home / "run.pm", size=SIZE) as store:
+    with opened(home) as store:
         run = pmstore.torch.attach(
             store, model=models, optimizer=optimizers, loader=data(shuffle), policy=None
         )
@@ -244,7 +249,7 @@ def _one_model(
         fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, foreach=False)
     shuffle = torch.Generator().manual_seed(4)
-    with pmstore.open(home / "run.pm", size=SIZE, hold=hold) as store:
+    with opened(home, hold=hold) as store:
         if tier:
             store.add_tier("disk", pmstore.TierConfig(home / "tier", keep=3))
         run = pmstore.torch.attach(
@@ -355,7 +360,7 @@ def checkpoint(home: Path, life: Life) -> None:
 
 def values(home: Path, life: Life) -> None:
     """Arrays, values, groups, lists, slots and tensors, without a run."""
-    with pmstore.open(home / "run.pm", size=SIZE) as store:
+    with opened(home) as store:
         life.begin(_everything(store))
         for number in range(store.get("number", 0), 12):
             with store.transaction():
