@@ -329,7 +329,7 @@ class Loops:
         before = progress.place.done
         end = None if epochs is None else base + epochs
         yield from self._hand_out(source, end, end, options, token)
-        if self._step.state is StepState.IDLE and not options.ahead:
+        if self._step.state is StepState.IDLE and not (options.ahead and progress.place.held):
             self._end(progress.place.done != before)
 
     def epochs(self, source: Source, n: int | None, options: Options, name: str) -> Iterator[Epoch]:
