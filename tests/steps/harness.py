@@ -196,9 +196,14 @@ class _Examination:
         raise _Broken(f"{one.end}, after {self.plans}, {plan}: {one.said}")
 
     def _right_beside(self, lives: list[_Life], plan: _Plan) -> None:
+        # a notice that comes before the guard is entered kills its rank
+        right = _RIGHT[plan.deed]
+        if lives[plan.rank].end == "SIGTERM":
+            right = (*right, "raised PeerLostError")
         for one in lives:
-            if one.end not in _RIGHT[plan.deed]:
-                raise _Broken(f"{one.end}, after {self.plans}, {plan}: {one.said}")
+            if one.end not in right:
+                ends = ", ".join(each.end for each in lives)
+                raise _Broken(f"{ends}, after {self.plans}, {plan}: {one.said}")
 
     # ---- lives
 

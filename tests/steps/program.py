@@ -191,23 +191,26 @@ class _Training:
         for epoch in run.epochs(loop.n, batches=loop.limit, name=loop.name, **options):
             tile = f"{loop.name} head {int(epoch)}"
             self._event(self.writes.tile(tile, 3), tile, loop, "head")
-            self._bodies(epoch, loop)
+            left = self._bodies(epoch, loop)
             tile = f"{loop.name} tail {int(epoch)}"
-            self._event(self.writes.tile(tile, 3), tile, loop, "tail")
+            self._event(self.writes.tile(tile, 3), tile, loop, "left" if left else "tail")
 
     def _batches(self, loop: Loop) -> None:
         self._bodies(self.run.batches(epochs=loop.n, name=loop.name, **_options(loop)), loop)
 
-    def _bodies(self, batches: Iterable[Any], loop: Loop) -> None:
+    def _bodies(self, batches: Iterable[Any], loop: Loop) -> bool:
+        """Returns whether they were left by `break`: then what follows is of that batch's step, and
+        a commit there would not hold the break."""
         if loop.ahead:
-            return self._bodies_by_hand(batches, loop)
+            self._bodies_by_hand(batches, loop)
+            return False
         run = self.run
         for batch in batches:
             tile = f"body {run.data_epoch} {run.batch}"
             chance = self.writes.training_tile(tile, batch, update=run.last_in_step)
             if self._event(chance, tile, loop, "body") == "break":
-                break
-        return None
+                return True
+        return False
 
     def _bodies_by_hand(self, batches: Iterable[Any], loop: Loop) -> None:
         assert loop.ahead
@@ -245,8 +248,9 @@ class _Training:
         if not self.program.events or chance.random() > 0.2:
             return ""
         names = ["error", "roll back", "caught", "keep"]
-        names += ["commit"] * (place != "head" and not (place == "tail" and loop.ahead))
-        names += ["mark"] * (place not in ("head", "tail"))
+        commits = place not in ("head", "left") and not (place == "tail" and loop.ahead)
+        names += ["commit"] * commits
+        names += ["mark"] * (place not in ("head", "tail", "left"))
         names += ["break"] * (loop.breaks and place == "body")
         names += ["stop", "stop", "stop and error"] * loop.stops
         name = chance.choice(names)

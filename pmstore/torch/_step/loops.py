@@ -224,7 +224,11 @@ class Loops:
             left = self._progress.loops[self._number].called if self._number is not None else ""
             how = "and nobody said that the step is complete"
             if step.state is StepState.ENDED:
-                how = "after run.commit(), so that a kill just after it would go on with that loop"
+                how = (
+                    "after run.commit(), so that a kill just after it would go on with that loop. "
+                    "Leave out run.commit() before and behind a break: what stands behind it is of "
+                    "the step that was left, and is committed with it"
+                )
             raise TransactionError(
                 f"{left} was left in a step (of {step.kind.called}) by break, return or an error, "
                 f"{how}. Before a break write run.end_step(), which says that the step is "
