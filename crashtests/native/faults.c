@@ -104,7 +104,7 @@ static void go_on(struct wl *w)
     bool in_commit = atomic_load(&w->board->failed_in_commit) != 0;
     if (!w->error.what[0])
         broken("an error without a message");
-    if (w->pool->failed) {
+    if (pms_pool_failed(w->pool)) {
         if (in_commit)
             result->in_flight = wl_digest_if_committed(w->pool);
         if (pms_commit(w->pool, &e) == PMS_OK || e.status != PMS_E_READONLY)
@@ -113,7 +113,7 @@ static void go_on(struct wl *w)
     }
     if (pms_txblock_depth(w->pool) && pms_end(w->pool, 0, &e) != PMS_OK)
         broken("leaving the block after an error failed");
-    if (pms_rollback(w->pool, &e) != PMS_OK && !w->pool->failed)
+    if (pms_rollback(w->pool, &e) != PMS_OK && !pms_pool_failed(w->pool))
         broken("the roll back after an error failed");
     w->failed = false;
     if (wl_digest(w->pool) != w->board->state[w->board->acked])
@@ -121,7 +121,7 @@ static void go_on(struct wl *w)
     wl_data(w, "keep", NULL)[14] = 4711;
     wl_value(w, 0, "went", "on", 2);
     wl_commit(w);
-    if (w->failed && !w->pool->failed)
+    if (w->failed && !pms_pool_failed(w->pool))
         broken("a transaction after an error and a roll back failed");
 }
 
