@@ -80,7 +80,10 @@ class Group(MutableMapping[str, Any]):
         """The path from the root on, as the engine takes it. Raises: TypeError, ValueError."""
         if type(name) is str and name.isidentifier() and len(name) < 1000:
             return self._prefix + name.encode()  # the usual case
-        return b"\0".join(self._full(name))
+        parts = split_name(name)
+        if len(self._parts) + len(parts) > GROUPS_MAX + 1:
+            raise self._too_deep()
+        return self._prefix + b"\0".join(parts)
 
     def _group_path(self, name: Any) -> bytes:
         """Of what is a group itself."""
