@@ -40,6 +40,7 @@ class Peers:
     Attributes:
         rank: of this process in the group.
         world: how many there are.
+        ranks: of all of them, as torch.distributed numbers all processes.
         timeout: seconds that ranks wait for each other.
 
     Raises (gather, wait): PeerLostError: a rank has died, or did not come within the timeout.
@@ -68,7 +69,8 @@ class Peers:
         self.rank: int = dist.get_rank(given)
         self.world: int = dist.get_world_size(given)
         self.timeout = timeout
-        ranks = dist.get_process_group_ranks(given)
+        self.ranks: list[int] = dist.get_process_group_ranks(given)
+        ranks = self.ranks
         self._group: Any = self._meet(
             lambda: dist.new_group(
                 ranks,

@@ -97,12 +97,15 @@ class Program:
     @property
     def format(self) -> int:
         """Of the run that is written."""
-        tensors = [
+        return SHARDED_FORMAT if any(map(is_sharded, self.tensors())) else FORMAT
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers, some of them twice."""
+        return [
             *(one for model in self.models.values() for one in model.parameters()),
             *(one for model in self.models.values() for one in model.buffers()),
             *(one for optimizer in self.optimizers.values() for one in parameters_of(optimizer)),
         ]
-        return SHARDED_FORMAT if any(map(is_sharded, tensors)) else FORMAT
 
     @property
     def keepers(self) -> list[Stateful]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ranks import launch  # type: ignore[import-not-found, unused-ignore]
 from safetensors import safe_open
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import pmstore
 import pmstore.dcp
@@ -24,7 +25,7 @@ import pmstore.torch
 import pmstore.torch.optim
 from pmstore.errors import PmstoreError
 from pmstore.exchange import export_run, import_run
-from pmstore.torch import Run
+from pmstore.torch import AttachError, Run
 from pmstore.torch._state.fsdp import reshard
 from pmstore.torch._state.layout import decode_place
 from pmstore.torch._state.optimizer_state import read_layout, state_block
@@ -771,11 +772,31 @@ def _layouts(folder: Path, name: str, rank: int) -> list[Any]:
         return list(store["run/model_layout"].values())
 
 
+def _of_a_part(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    """A group of two of the four ranks that train together."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    both = mesh(2, 2)
+    ways: dict[str, tuple[nn.Module, Any]] = {
+        "DistributedDataParallel": (DistributedDataParallel(net()), pairs[rank // 2]),
+        r"a mesh of shape \(2, 2\)": (fsdp(net(), mesh=both), both["b"].get_group()),
+    }
+    for number, (what, (model, group)) in enumerate(ways.items()):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with opened(folder, f"part{number}") as store:
+            with pytest.raises(AttachError, match=rf"{what} trains the ranks 0, 1, 2, 3 together"):
+                attach(store, model, optimizer, group)
+            assert "run" not in store
+            attach(store, model, optimizer).detach()
+    results["refused"] = True
+
+
 def test_meshes_of_two_dimensions(shm: Path) -> None:
-    for rank in launch([_of_four], shm, 4)["_of_four"]:
+    found = launch([_of_four, _of_a_part], shm, 4)
+    for rank in found["_of_four"]:
         for way in FOUR:
             strided = way is fully_sharded_and_parallel
             assert rank[way.__name__] == [True, True, True, strided], way.__name__
+    assert found["_of_a_part"] == [{"refused": True}] * 4
 
 
 PROGRAMS = [_resharded, _resumed, _trained, _rolled_back, _rewound, _recorded, _exported, _refused]

@@ -45,6 +45,7 @@ from pmstore.errors import (
     PmstoreError,
     TransactionError,
 )
+from pmstore.torch._job.settings import check_ranks
 from pmstore.torch._migrate.settings import fingerprint
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import AttachError, MismatchError
@@ -87,6 +88,7 @@ class Joining:
         told: dict[str, Any] = {}
         try:
             program, policy = prepare()
+            check_ranks(program, self._peers.ranks)
             self._layout = _layout(self._name, program, policy)
             told = self._record()
         except Exception as error:

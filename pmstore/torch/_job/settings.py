@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from pmstore import Store
 from pmstore.base.ranks import launched
 from pmstore.distributed.peers import Peers, checked_timeout
 from pmstore.engine.failures import in_doubt
+from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch.errors import AttachError
+from pmstore.torch.program import Program
 
 _warned = False
 
@@ -71,6 +74,37 @@ def job_of(job: Job | None, process_group: Any) -> Job | None:
     if job is not None and process_group is not None:
         raise TypeError("attach takes process_group=, or job=Job(process_group, timeout)")
     return Job(process_group) if process_group is not None else job
+
+
+def check_ranks(program: Program, ranks: Sequence[int]) -> None:
+    """ranks: of the job. Raises: AttachError: this process trains together with others too, which
+    would resume at a step of their own."""
+    for what, together in _trained_with(program):
+        missing = sorted(set(together) - set(ranks))
+        if missing:
+            raise AttachError(
+                f"{what} trains the ranks {_listed(together)} together, and the group given to "
+                f"attach has {_listed(ranks)}: after a crash {_listed(missing)} would go on from "
+                "another step. Give attach a group of all that train together: "
+                "process_group='world', at all ranks"
+            )
+
+
+def _trained_with(program: Program) -> Iterator[tuple[str, list[int]]]:
+    """What says which ranks train together, as far as it can be seen: wrappers, and the meshes of
+    DTensors."""
+    for model in program.models.values():
+        for module in model.modules():
+            if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+                yield "DistributedDataParallel", dist.get_process_group_ranks(module.process_group)
+    for tensor in program.tensors():
+        if is_sharded(tensor):
+            mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+            yield f"a mesh of shape {tuple(mesh.shape)}", sorted(mesh.mesh.flatten().tolist())
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def restarts_will_fail(environment: Mapping[str, str]) -> bool:
