@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pmstore.commands.app import Json, app
-from pmstore.commands.common import ending, fail, opened, say
+from pmstore.commands.common import ending, fail, opened, reading, say, writing
 from pmstore.distributed.generations import Key, Member, explain, job_name, newest_common
 from pmstore.distributed.records import members, without_run
 from pmstore.show.terminal import Column, Terminal, printable
@@ -77,6 +77,9 @@ def job(
         list[Path],
         typer.Argument(metavar="STORE...", help="The stores of all ranks.", show_default=False),
     ],
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Makes a run of its own of what this one store has.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Says what the ranks of a job can go on from.
@@ -85,10 +88,20 @@ def job(
     not know that all have that one), the generation before. The job goes on from the newest that
     all can produce. Reads only.
 
+    With --adopt, where the stores of other ranks are lost and each rank has the whole model, as
+    with DistributedDataParallel: the store is taken out of its job, with its last commit. Copy it,
+    once for each rank, and start the job again. What was each rank's own (generators, attributes)
+    is that rank's at all of them then.
+
     Exit code 1 if there is none, and why.
 
     Example: pmstore job /dev/shm/rank0.pm /dev/shm/rank1.pm
     """
+    if adopt:
+        if len(paths) != 1 or as_json:
+            raise fail("--adopt takes one store: that of the rank whose state all are to have", 2)
+        _adopt(paths[0])
+        return
     with ending():
         jobs = _gather(list(dict.fromkeys(paths)))
     if not jobs:
@@ -110,6 +123,28 @@ def job(
             _show(one, named=len(jobs) > 1)
     if not well:
         raise SystemExit(1)
+
+
+def _adopt(path: Path) -> None:
+    """Each of its steps may be done again."""
+    with reading(path, lock=True) as store:
+        held, domain, runs = store.holds, store.info().domain, members(store, str(path))
+    adopted = {run: one for run, one in runs.items() if one.record is not None}
+    if not adopted:
+        raise fail(f"{path}: no run of it is in a job", 1)
+    if held:
+        with ending(), opened(path, "r+", hold=True, domain=domain) as store:
+            store._core.pool.release()
+    with writing(path, domain=domain) as store:
+        for run in adopted:
+            del store[f"{run}/job"]
+    for run, one in adopted.items():
+        say(
+            printable(
+                f"{path}: the run {run!r} is in no job any more, at step {one.run_step}. To begin "
+                "a job with it, copy the store, once for each rank"
+            )
+        )
 
 
 def _show(one: _Job, named: bool) -> None:

@@ -283,7 +283,9 @@ def _apart(members: Sequence[Member]) -> list[str]:
         return [
             (
                 f"{_listed(without)} {'has' if len(without) == 1 else 'have'} no generation of the "
-                "job, the others do: give each rank the store that it had, or begin with none"
+                "job, the others do: give each rank the store that it had. If that is lost, and "
+                "each rank has the whole model (DistributedDataParallel): pmstore job --adopt "
+                "STORE makes a run of one rank's store, to be copied for all ranks"
             )
         ]
     if without:

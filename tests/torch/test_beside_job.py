@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 from ranks import launch  # type: ignore[import-not-found, unused-ignore]
+from typer.testing import CliRunner
 
 import pmstore
 import pmstore.torch
+from pmstore.commands.program import app
 from pmstore.distributed import peers
 from pmstore.scheduler import EveryN
 
@@ -29,7 +31,7 @@ def found() -> Iterator[Found]:
     """By two ranks, which run all these programs: to start them takes longer than they do."""
     programs = [
         *(_mirror_before_attach, _two_runs, _another_run, _interrupted, _child),
-        *(_tier_of_ranks, _tier_of_unlike_ranks, _keeps, _waits),
+        *(_tier_of_ranks, _tier_of_unlike_ranks, _keeps, _waits, _lost),
     ]
     with tempfile.TemporaryDirectory(
         prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm"
@@ -145,6 +147,44 @@ def test_one_run_of_a_store_is_in_a_job(found: Found) -> None:
         )
         assert all("detach()" in said for said in one["said"])
         assert one["step"] == 3
+
+
+def _lost(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    """Rank 1's store is lost; each rank has the whole model."""
+    path = folder / f"run{rank}.pm"
+
+    def live(until: int) -> tuple[int, list[float]]:
+        given = program(0)
+        with pmstore.open(path, size="4MiB", domain="process") as store:
+            run = attach(store, given)
+            began = run.step
+            train(run, **given, until=until)
+            return began, given["model"].weight.flatten().tolist()
+
+    leave_apart(path, rank)
+    if rank == 1:
+        path.unlink()
+    with pmstore.open(path, size="4MiB", domain="process") as store:
+        with pytest.raises(pmstore.MixedStoresError, match="--adopt"):
+            attach(store, program(0))
+    torch.distributed.barrier()
+    if rank == 0:
+        adopted = CliRunner().invoke(app, ["job", "--adopt", str(path)])
+        results["said"] = adopted.output
+        shutil.copy(path, folder / "run1.pm")
+        again = CliRunner().invoke(app, ["job", "--adopt", str(path)])
+        results["again"] = again.exit_code, again.output
+    torch.distributed.barrier()
+    results["lives"] = live(5), live(6)
+
+
+def test_a_lost_store_is_made_of_another_ranks(found: Found) -> None:
+    zero, one = found["_lost"]
+    assert "the run 'run' is in no job any more, at step 3" in zero["said"]
+    assert zero["again"][0] == 1
+    assert "no run of it is in a job" in zero["again"][1]
+    assert [began for began, _ in zero["lives"]] == [3, 5]
+    assert zero["lives"] == one["lives"]
 
 
 def _another_run(folder: Path, rank: int, results: dict[str, Any]) -> None:
