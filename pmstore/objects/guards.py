@@ -21,10 +21,6 @@ class Guard(Protocol):
         """Somebody else commits the store: writes what belongs to the same state and is not in the
         store yet."""
 
-    def give_way(self) -> None:
-        """Another one begins something: what is complete, and would end with what is done next,
-        ends now."""
-
     def lost(self) -> str:
         """What is taken back as the store was left normally, and `half` kept it from being
         committed, in words. "": nothing to be told."""
@@ -57,9 +53,6 @@ class Watcher:
     def capture(self) -> None:
         pass
 
-    def give_way(self) -> None:
-        pass
-
     def lost(self) -> str:
         return ""
 
@@ -83,7 +76,7 @@ class Guards:
     """Of one store. Each is forgotten when nothing else holds it.
 
     Attributes:
-        held: the store holds that one, which works on something.
+        held: the store holds that one, which works on something, until `let_go`.
         committing: one that commits the store itself, and is not asked meanwhile.
     """
 
@@ -97,19 +90,6 @@ class Guards:
 
     def add(self, guard: Guard) -> None:
         self._guards = [*(one for one in self._guards if one() is not None), ref(guard)]
-
-    def hold(self, guard: Guard) -> None:
-        """A guard begins something: it stays until `let_go`, or until another one begins.
-
-        Raises: TransactionError: another one is in the middle of something.
-        """
-        if self.held is not None and self.held is not guard:
-            self.held.give_way()
-        if self.held is not None and self.held is not guard:
-            if why := self.held.half():
-                raise TransactionError(why)
-            self.held.capture()  # as it may be gone before the next commit
-        self.held = guard
 
     def let_go(self, guard: Guard) -> None:
         if self.held is guard:

@@ -18,6 +18,7 @@ from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.torch._job.join import Joining
 from pmstore.torch._job.settings import Job, job_of, leave_job, warn_of_ranks
 from pmstore.torch._migrate.migrate import adapt, note
+from pmstore.torch._random.defaults import HeadDraws
 from pmstore.torch._state.layout import decode_place, refuse_resharded
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.stateful import Stateful
@@ -155,9 +156,9 @@ def attach(
             loader=loader,
             mirror=mirror,
         )
-        _refuse_twice(store, name, program)
+        _refuse_beside(store)
+        _refuse_twice(name, program)
         Schedulers(list(program.optimizers.values()), program.keepers).look()
-        _refuse_beside(store, together=ranks is not None)
         _check_store(store, name, tiers)
         rule = rule_for(store, policy, tiers)
         check_schedule(store, rule, tiers, guard, together=ranks is not None)
@@ -244,6 +245,7 @@ def _begin(
             "pieces": program.given(),
         }
         note(store, name, program, resume)
+        HeadDraws(store, f"{name}/heads").begin(0, again=False)
         if first is not None:
             first()
     steps = Steps(store, name, pieces, progress)
@@ -282,6 +284,8 @@ def _resume(
             binding.open()
         steps = Steps(store, name, pieces, progress)
         steps.bind(resumed=True)
+        if progress.loops:
+            steps.heads.begin(0, again=True)
     return steps
 
 
@@ -304,15 +308,9 @@ def _committing(store: Store) -> Iterator[None]:
         raise
 
 
-def _refuse_twice(store: Store, name: str, program: Program) -> None:
+def _refuse_twice(name: str, program: Program) -> None:
     if not name or not isinstance(name, str):
         raise AttachError(f"name is the name of the run's group in the store, not {name!r}")
-    for run in alive(_runs):
-        if run.attached and run.store is store and run.name == name:
-            raise AttachError(
-                f"the run {name!r} of this store is attached already: use that Run, or call its "
-                "detach() first"
-            )
     pieces: dict[str, Any] = {called("model", key): one for key, one in program.models.items()}
     pieces |= {called("optimizer", key): one for key, one in program.optimizers.items()}
     for what, piece in pieces.items():
@@ -340,13 +338,14 @@ def _refuse_twice(store: Store, name: str, program: Program) -> None:
             )
 
 
-def _refuse_beside(store: Store, *, together: bool) -> None:
-    """together: the run is to be one of a job."""
+def _refuse_beside(store: Store) -> None:
+    """All that is in a store is committed and taken back together, and a process has one set of
+    default generators: a run that goes back would take another one's steps along."""
     for run in alive(_runs):
-        if run.attached and run.store is store and (together or run.job is not None):
+        if run.attached and run.store is store:
             raise AttachError(
-                f"the run {run.name!r} of this store is attached, and a store in a job of several "
-                "ranks has one run at a time, as all that is in it is committed together: give "
-                "what both train to one attach(model={...}, optimizer={...}), or the other run a "
-                "store of its own; or call that Run's detach() first"
+                f"the run {run.name!r} of this store is attached already, and a store has one run "
+                "at a time, as all that is in it is committed and taken back together. Use that "
+                "Run, or call its detach() first. What trains together is one run, "
+                "attach(model={...}, optimizer={...}); what trains beside it has a store of its own"
             )

@@ -39,7 +39,8 @@ class Cursor:
 
     def next_epoch(self) -> None:
         """To the end of the present epoch."""
-        self.go_to(Position(self.behind.data_epoch + 1, state=self._source.state()))
+        state = self._source.state_of(self.behind)
+        self.go_to(Position(self.behind.data_epoch + 1, state=state))
 
     def begin(self) -> None:
         """Opens a new epoch now, and not with its first batch: it draws as `iter(loader)` does.

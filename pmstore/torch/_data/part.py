@@ -140,6 +140,7 @@ class LoaderPart:
             part.forget()
         self._drawn = None
         source = self.source
+        source.opened = False
         cut_source(source, read_cut(self._store, self._path))
         source.earlier = not self._found.stored
         start = self._start_of(self._start.read())

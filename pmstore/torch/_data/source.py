@@ -78,6 +78,7 @@ class Source:
         self.late: dict[str, Any] = {}
         self.looks: int = 16
         self.data_epoch: int = 0  # that was opened last
+        self.opened = False  # in this process
         self.earlier = False  # the run was stored by a pmstore that drew otherwise
         self._holders = holders
         kept = objects_of(keepers)
@@ -167,6 +168,11 @@ class Source:
 
     def state(self) -> Any:
         """Of a loader that says where it is; it is nobody else's. None: of another one."""
+
+    def state_of(self, position: Position) -> Any:
+        """The same, where the run is at that position: while nothing was read from the loader in
+        this process, the position knows."""
+        return self.state() if self.opened else position.state
 
     def close(self) -> None:
         """Ends what lives on between epochs."""

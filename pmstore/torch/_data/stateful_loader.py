@@ -41,12 +41,14 @@ class StatefulLoader(Source):
         self.data_epoch: int = position.data_epoch
         if self._first is None and position.state is None:
             self._first = self.state()  # may make the iterator that is taken next, and draw for it
+        self.opened = True
         return self._open(position.state), start
 
     def reopen(self, position: Position) -> Iterator[Any]:
         assert position.start is not None
         self.data_epoch = position.data_epoch
         rng.restore(position.start, self.generators)
+        self.opened = True
         if position.batch == 0:
             return self._open(position.start["loader"])
         self._remember()

@@ -195,17 +195,56 @@ class RngParts:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._parts["cuda"].write(torch.cuda.get_rng_state_all())
 
-    def restore(self) -> None:
-        """Sets the generators to the last commit's states."""
+    @property
+    def stored(self) -> bool:
+        return self._parts["python"].stored
+
+    def forget(self) -> None:
+        """What is stored is not known."""
         self._written.clear()
         for part in self._parts.values():
             part.forget()
+
+    def restore(self) -> None:
+        """Sets the generators to the last commit's states."""
+        self.forget()
         random.setstate(raise_python(self._parts["python"].read()))
         np.random.set_state(self._parts["numpy"].read())
         torch.set_rng_state(self._parts["torch"].read())
         if torch.cuda.is_available() and self._parts["cuda"].stored:
             states = self._parts["cuda"].read()
             torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
+
+
+class HeadDraws:
+    """The default generators as they are where a head begins: one that is done again draws what it
+    drew before. `<path>/<number>` is of the head before the loop of that number, `<path>/epoch` of
+    the newest epoch's."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._epoch = RngParts(store, f"{path}/epoch")
+
+    def begin(self, number: int, *, again: bool) -> None:
+        """The head before that loop begins: for the first time (pending until the next commit), or
+        again."""
+        _begin(RngParts(self._store, f"{self._path}/{number}"), again)
+
+    def begin_epoch(self, *, again: bool) -> None:
+        """That of an epoch does."""
+        _begin(self._epoch, again)
+
+    def rolled_back(self) -> None:
+        """What was written last may be stored no more."""
+        self._epoch.forget()
+
+
+def _begin(parts: RngParts, again: bool) -> None:
+    if not again:
+        parts.write()
+    elif parts.stored:  # else it is of an earlier version
+        parts.restore()
 
 
 def capture(generators: Sequence[Found] = ()) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pmstore.torch.errors import LookaheadError
 
 _log = logging.getLogger("pmstore")
 _HAND = "by hand"
+_DATA = {"epochs", "batches"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,10 @@ class Loops:
         self._again = False  # taken back, and no loop has gone on since then
         self._epoch: int | None = None  # that run.epochs handed out last
         self._looked = False  # a first epoch was iterated
-        self._gave: LoopRecord | None = None  # a loop of this process that handed something out
         self._holds = False  # the program holds batches of the loop, as it says
         self.last_in_step: bool = False
         steps.went_back_to = self._went_back
+        steps.went_on = self._went_on
 
     def close(self) -> None:
         """No loop goes on after this; worker processes end."""
@@ -110,9 +111,11 @@ class Loops:
         self._number, self._next, self._over, self._again = number, number + 1, False, False
         self._new = new
         self._holds, self._epoch = False, None
-        steps.in_loop = True
-        if kind in ("epochs", "batches"):
+        steps.caught_up = self._next == len(progress.loops)
+        if kind in _DATA:
             steps.data_unused = False
+        elif steps.data_unused:
+            steps.tell_unused()
         self._token, self._within = object(), None
         return self._token, passed
 
@@ -124,7 +127,8 @@ class Loops:
         if kind == "epochs":  # others than run.epochs have trained on those before, without tails
             progress.over = max(progress.over, data_epoch)
         try:
-            progress.begin_loop(number, LoopRecord(kind, name, n, data_epoch if name else 0))
+            base = progress.bases.pop(f"{kind} {name}", data_epoch) if name else 0
+            progress.begin_loop(number, LoopRecord(kind, name, n, base))
             self._steps.boundary()
         except BaseException:
             progress.loops = before
@@ -140,6 +144,12 @@ class Loops:
         steps.go_back()
         record = progress.loops[number]
         more = record.n is not None and (n is None or n > record.n)
+        if more and record.name and record.kind != "steps" and number + 1 < len(progress.loops):
+            raise RuntimeError(
+                f"{record.called} asks for more epochs than before, and a later loop has begun: "
+                "the data that would be its own were that one's. Begin another loop, with a name "
+                "of its own, behind it"
+            )
         over = record.over and not more
         changed = n != record.n or not all(one.over for one in progress.loops[:number])
         if changed or record.kind == "steps":
@@ -265,9 +275,17 @@ class Loops:
         if step.stopping and step.state in (StepState.OPEN, StepState.MARKED):
             epoch = None
             if self._within is not None and step.kind is Kind.BATCH and loader is not None:
-                epoch = Position(self._progress.over + 1, state=loader.source.state())
+                epoch = self._behind(loader.source, self._progress.over + 1)
             self._stop(epoch)
         self._steps.commit(agree=agree)
+
+    def _went_on(self) -> None:
+        """The program has left the step that is open, and said that it is complete."""
+        step, loader = self._step, self._steps.pieces.loader
+        if step.kind is Kind.HEAD and loader is not None:
+            self._leave_epoch(loader.source)
+        if step.stopping:
+            self._stop(None)
 
     def _refuse_token(self) -> NoReturn:
         if self._token is None and self._again:
@@ -278,25 +296,42 @@ class Loops:
             "another loop of the run has begun, or the run was detached: one loop at a time"
         )
 
-    def _end(self, gave: bool) -> None:
+    def _end(self, gave: bool = False) -> None:
         """The loop is over, durably: what follows is the head of the next one, or the program's
         end."""
         steps, progress = self._steps, self._progress
         assert self._number is not None
         record = progress.loops[self._number]
-        earlier = self._gave
-        if gave:
-            self._gave = record
-        elif self._new and earlier is not None and not progress.stopped:
+        earlier = self._used_up_by(record) if self._new and not gave else None
+        if earlier is not None and not progress.stopped:
+            progress.drop_loop()  # it did not begin: else the next start would pass over it
+            steps.boundary()
+            self._next = self._number
+            self._number, self._over = (self._next - 1 if self._next else None), True
             raise RuntimeError(
                 f"{record.called} has nothing to hand out, as {earlier.called} of this program has "
                 "used it up: it counts over the whole run. Ask for more, or give the loop a name=, "
-                "under which it counts for itself"
+                "under which it counts for itself. For passes over the data write `for epoch in "
+                "run.epochs(n): for batch in epoch:`"
             )
         self._over = True
         if not progress.stopped:
             steps.schedule.expect_no_more()
+        again = not (gave or self._new)
+        if not again:
+            steps.heads.begin(self._next, again=False)
         steps.settle()
+        if again:
+            steps.heads.begin(self._next, again=True)
+
+    def _used_up_by(self, record: LoopRecord) -> LoopRecord | None:
+        """The loop before it that has counted for it, as far as it goes, or further."""
+        for one in self._progress.loops[: self._number]:
+            both_steps = (one.kind, one.name) == (record.kind, record.name) == ("steps", one.name)
+            both_data = not (one.name or record.name) and {one.kind, record.kind} <= _DATA
+            if (both_steps or both_data) and (one.n is None or one.n >= (record.n or 0)):
+                return one
+        return None
 
     # ---- loops
 
@@ -349,9 +384,11 @@ class Loops:
             tail = place.done.data_epoch > epoch  # its batches are trained on
             if passed or (n is not None and epoch >= base + n) or (progress.stopped and not tail):
                 break
-            if progress.head == epoch + 1:
+            again = progress.head == epoch + 1
+            if again:
                 steps.settle()  # the head is done again, and taken back alone
             steps.begin(Kind.HEAD)
+            steps.heads.begin_epoch(again=again)
             self._epoch = epoch
             gave = True
             end = None if n is None else base + n
@@ -363,7 +400,7 @@ class Loops:
         """What is open of the epoch before ends, and with it that epoch."""
         if self._token is not token:
             self._refuse_token()
-        step, progress = self._step, self._progress
+        step = self._step
         if step.state is not StepState.IDLE:
             if step.kind is Kind.HEAD and not step.stopping:
                 raise TransactionError(
@@ -372,11 +409,20 @@ class Loops:
             if step.kind is not Kind.TAIL:
                 if step.kind is not Kind.HAND and not step.stopping:
                     self._check_left()
-                if progress.place.done.data_epoch == progress.over:  # left by `break`, or stopped
-                    progress.place.skip(Position(progress.over + 1, state=source.state()))
-                progress.over += 1
+                self._leave_epoch(source)
         self._within = None
         self._ask(token)
+
+    def _leave_epoch(self, source: Source) -> None:
+        """It is over, with the step that is open: by `break`, or as the run is stopped."""
+        progress = self._progress
+        if progress.place.done.data_epoch == progress.over:
+            progress.place.skip(self._behind(source, progress.over + 1))
+        progress.over += 1
+
+    def _behind(self, source: Source, data_epoch: int) -> Position:
+        """Where that epoch begins, from where the run is in its data."""
+        return Position(data_epoch, state=source.state_of(self._progress.place.done))
 
     def _iterate(
         self, source: Source, epoch: int, end: int | None, options: Options, token: object
@@ -394,7 +440,7 @@ class Loops:
             progress.head = epoch + 1
             stopping = step.stopping
             if stopping:
-                self._stop(Position(epoch + 1, state=source.state()))
+                self._stop(self._behind(source, epoch + 1))
             # the first one, so that the check for look-ahead sees all
             steps.end(commit=stopping or not self._looked)
         self._looked = True
@@ -442,7 +488,7 @@ class Loops:
             if self._within is not within:
                 raise RuntimeError("the next epoch was asked for: this one is over")
             if step.stopping:
-                behind = Position(epochs or 0, state=source.state())
+                behind = self._behind(source, epochs or 0)
                 self._ask(token, behind if within is not None else None)
             elif ahead:
                 self._check_held(token, ahead)

@@ -6,6 +6,7 @@ import struct
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from pmstore import Store
 from pmstore.torch._data.position import Place, Position
@@ -64,6 +65,7 @@ class Progress:
         count: steps of the present `run.steps` loop, or of the one before.
         stopped: `run.stop()` has ended the run, until it is asked for more.
         loops: that were begun, in any life.
+        bases: `LoopRecord.base` of named loops that were forgotten, by kind and name.
         stale: the store was rolled back, and what Python holds is not yet.
         rollbacks: of the store, that Python has followed.
         restored: how often Python followed the store; a loop over the data sees by it.
@@ -82,6 +84,7 @@ class Progress:
         self.stale = False
         self.restored: int = 0
         self._counts: dict[str, int] = {}  # of loops of run.steps, by name
+        self.bases: dict[str, int] = {}
         self._counter: str = ""  # the name that `count` is of
         self._store = store
         self._name = name
@@ -167,10 +170,19 @@ class Progress:
         if record.kind == "steps" and record.name != self._counter:
             self._counts[self._counter] = self.count
             self._counter, self.count = record.name, self._counts.pop(record.name, 0)
+        self._write_loops()
+
+    def drop_loop(self) -> None:
+        """The newest one did not begin; pending until the next commit."""
+        self.loops = self.loops[:-1]
+        self._write_loops()
+
+    def _write_loops(self) -> None:
         self._store[f"{self._name}/loops"] = {
             "loops": [list(one) for one in self.loops],
             "counter": self._counter,
             "counts": self._counts,
+            "bases": self.bases,
         }
 
     @staticmethod
@@ -179,7 +191,14 @@ class Progress:
         pending until the next commit."""
         stored: Any = store.get(f"{name}/loops")
         if stored is not None:
-            store[f"{name}/loops"] = {**stored, "loops": []}
+            loops = [LoopRecord(*one) for one in stored["loops"]]
+            bases = {
+                f"{one.kind} {one.name}": one.base
+                for one in loops
+                if one.name and one.kind != "steps"
+            }
+            known = stored.get("bases", {})
+            store[f"{name}/loops"] = {**stored, "loops": [], "bases": {**bases, **known}}
 
     # ---- going back
 
@@ -203,6 +222,7 @@ class Progress:
             stored = {"loops": [], "counter": "", "counts": {}}
         self.loops = [LoopRecord(*one) for one in stored["loops"]]
         self._counter, self._counts = stored["counter"], dict(stored["counts"])
+        self.bases = dict(stored.get("bases", {}))
         self.over, self.head, self.count, self.stopped = over, head, count, bool(stopped)
         self.place.restore(Position(data_epoch, batch))
         self.finished = self._committed = step
@@ -239,6 +259,25 @@ class RunState:
         """The values become those of the last commit."""
         self._part.forget()
         self.stored = self._part.stored
-        values = self._part.read() if self.stored else {}
-        self.values.clear()
-        self.values.update(values)
+        _become(self.values, self._part.read() if self.stored else {})
+
+
+def _become(here: Any, wanted: Any) -> Any:
+    """What is wanted, in the dicts, lists and arrays that are here: the program may hold them."""
+    if type(here) is not type(wanted):
+        return wanted
+    if type(here) is dict:
+        known = dict(here)
+        here.clear()
+        here.update((key, _become(known.get(key), one)) for key, one in wanted.items())
+        return here
+    if type(here) is list:
+        known_items = [*here, *[None] * len(wanted)]
+        here[:] = [_become(one, now) for one, now in zip(known_items, wanted, strict=False)]
+        return here
+    if isinstance(here, (np.ndarray, torch.Tensor)):
+        if here.shape != wanted.shape or here.dtype != wanted.dtype:
+            return wanted
+        here[...] = wanted
+        return here
+    return wanted

@@ -18,6 +18,7 @@ from pmstore.distributed.membership import Membership
 from pmstore.errors import TransactionError
 from pmstore.mirror.pending import PendingCommit
 from pmstore.torch._data.source import Source
+from pmstore.torch._random.defaults import HeadDraws
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._step.log import Log
 from pmstore.torch._step.others import Others
@@ -44,12 +45,14 @@ class Steps:
         counts: fields of `RunStats`.
         job: this rank's part in it; None: the run is alone.
         course: losses, times and decisions, which the store keeps.
-        log: what `run.log` was given. state: plain values of the program.
+        log: what `run.log` was given. state: plain values of the program. heads: what is drawn in
+            heads.
         at_end: called once, after the commit of the open step.
         ends: called when the run is detached, or the store closed.
         went_back_to: given the kind of the step that was open, and whether anything was taken back,
             says what of the program's way is lost (see `Loops`).
-        in_loop: a loop was begun in this process.
+        went_on: called before a step ends that the program has left, and said is complete.
+        caught_up: no loop that was begun in an earlier life is still to come.
         unsaved: a step, a head or a tail has ended that no commit holds.
     """
 
@@ -71,12 +74,14 @@ class Steps:
         self.course: Course = Course(store, name, progress.committed)
         self.log: Log = Log(store, name)
         self.state: RunState = RunState(store, name)
+        self.heads: HeadDraws = HeadDraws(store, f"{name}/heads")
         self.at_end: list[Callable[[], object]] = []
         optimizers = [one.optimizer for one in pieces.optimizers.values()]
         self.others: Others = Others(name, optimizers, pieces.keepers, pieces.parameters)
         self.ends: list[Callable[[], None]] = [self.others.unwatch]
         self.went_back_to: Callable[[Kind | None, bool], str] = lambda kind, pending: ""
-        self.in_loop: bool = False
+        self.went_on: Callable[[], None] = lambda: None
+        self.caught_up: bool = True
         self.unsaved: bool = False
         self._guards = store._guards
         self._handle = store._core.pool.handle
@@ -97,7 +102,8 @@ class Steps:
             for binding in self.pieces.bindings:
                 binding.bind()
             self.progress.settle()
-        self.pieces.placement.note()
+            self.pieces.placement.note()
+        self.caught_up = not self.progress.loops
         self._rates = self._rates_now()
         self.store.guard_commits(self)
         self.others.watch()
@@ -120,6 +126,13 @@ class Steps:
         schedule.capture = self._capture
 
     def detach(self) -> None:
+        if self.attached and not self.rolled_back:
+            if self.step.state is StepState.MARKED or self.step.state is StepState.ENDED:
+                self.went_on()
+                self.end(commit=True)
+            elif self.step.state is StepState.IDLE and self.unsaved:
+                self.end(commit=True)
+            self._land()
         used = self.step.used and self.step.state is not StepState.IDLE
         if self.attached and self.pieces.placement.in_store and used:
             self.progress.begin_update([])  # half a step stays in the tensors: the store says so
@@ -141,10 +154,9 @@ class Steps:
     def begin(self, kind: Kind) -> None:
         """A step begins. The store holds the run from now on, until a loop is over.
 
-        Raises: TransactionError: a step of this run, or of another one of the store, is open.
+        Raises: TransactionError: a step of this run is open.
         """
-        if self._guards.held is not self:
-            self._guards.hold(self)
+        self._guards.held = self
         self.others.moved = None  # what the program trained between two steps is its own
         self.step.begin(kind)
 
@@ -179,7 +191,6 @@ class Steps:
         """Commits what is pending, and ends the step that is open, if one is: a loop begins or is
         over. The store need not hold the run."""
         self.require()
-        self._guards.hold(self)
         self.end(commit=True)
         self._guards.let_go(self)
 
@@ -191,6 +202,7 @@ class Steps:
             self.boundary()
         else:
             self._guards.let_go(self)
+        self.pieces.placement.note()
 
     def commit(self, *, agree: bool) -> None:
         """See `Run.commit`."""
@@ -218,7 +230,7 @@ class Steps:
             return
         self._land()
         if step.state is StepState.IDLE:
-            self.pieces.write_tensors()
+            self._note_changes()
         if self.store.written():
             if step.state is StepState.ENDED:
                 raise TransactionError(
@@ -233,6 +245,13 @@ class Steps:
             )
         if agree and self.job is not None:
             self.job.settle()
+
+    def _note_changes(self) -> None:
+        """What the program has changed outside of steps, in tensors and in `Run.state`, is written;
+        pending."""
+        self.pieces.write_tensors()
+        if self.state.values or self.state.stored:
+            self.state.write()
 
     def _meet(self, commit: bool) -> None:
         """As `_finish`, in a job, whose ranks do it together."""
@@ -298,7 +317,7 @@ class Steps:
                 step.state = StepState.ENDED
             self._committed(began)
 
-    def _tell_unused(self) -> None:
+    def tell_unused(self) -> None:
         self.data_unused = False
         _log.warning(
             "%s: attach was given a loader, but no batch of it was taken from the run %r, so that "
@@ -506,7 +525,7 @@ class Steps:
         if self._redone():
             return (
                 f"what was written to the model or the optimizer of the run {self.name!r} before "
-                "its first loop was done in an earlier start of the program, and the run has "
+                "a loop was done in an earlier start of the program, and the run has "
                 "trained since then: a commit would overwrite that. The loop takes it back by "
                 "itself, run.rollback() does now"
             )
@@ -515,20 +534,12 @@ class Steps:
     def _redone(self) -> bool:
         """Whether the program has not come to its loops yet, which began in an earlier life, and
         has written to what they train."""
-        return not self.in_loop and bool(self.progress.loops) and self.pieces.placement.written()
+        return not self.caught_up and self.pieces.placement.written()
 
     def capture(self) -> None:
         """Somebody else commits the store: finished steps are part of it."""
         if self.unsaved and not self.rolled_back:
             self._capture()
-
-    def give_way(self) -> None:
-        """A step by hand whose block was left ends, as it does where this run asks for the next."""
-        step = self.step
-        if step.kind is Kind.HAND and not step.within and step.state is not StepState.IDLE:
-            self.progress.stopped |= step.stopping
-            self.end(commit=step.stopping)
-            step.stopping = False
 
     def lost(self) -> str:
         return self.half()
@@ -538,8 +549,6 @@ class Steps:
         step = self.step
         if self.rolled_back:
             return False
-        if self.data_unused and self.counts["steps"]:
-            self._tell_unused()
         if step.state is StepState.IDLE:
             if why := self.half():
                 if self.job is not None:
@@ -548,7 +557,9 @@ class Steps:
             if self.unsaved:
                 self.end(commit=True)
             self._land()
-            self.pieces.write_tensors()
+            self._note_changes()
+            if self.caught_up and self.store.written():
+                self._capture()  # as a whole: a tensor and what belongs to it
             self.log.write(wait=True)
             return False
         if step.state is StepState.OPEN:
@@ -557,11 +568,12 @@ class Steps:
             raise UnfinishedStepError(
                 f"`with pmstore.open(...)` was left in a step of the run {self.name!r} (of "
                 f"{step.kind.called}), and nobody said that it is complete: it is taken back, to "
-                f"step {self.progress.committed}. Before a break or return, run.end_step() says "
-                "that the step is complete, and run.stop() that the run is over"
+                f"step {self.progress.committed}. A loop of the run that is followed to its end "
+                "needs nothing: so many batches are run.epochs(n, batches=k), not islice or zip. "
+                "Before a break or return write run.stop(), if the run is over (early stopping), "
+                "or run.end_step(), if the step is complete and the run goes on at the next start"
             )
-        if step.stopping:
-            self.progress.stopped = True
+        self.went_on()
         self.end(commit=True)
         self._land()
         self.log.write(wait=True)
@@ -651,6 +663,8 @@ class Steps:
             self.course.rolled_back(progress.committed)
             self.log.rolled_back()
             self.state.restore()
+            self.heads.rolled_back()
             if pieces.rng is not None:  # last: nothing above may draw a number afterwards
                 pieces.rng.restore()
+            pieces.placement.note()
             progress.stale = False
