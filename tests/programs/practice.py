@@ -369,32 +369,6 @@ def commit_seldom(path: str) -> State:
 
 
 @program()
-def two_runs(path: str) -> State:
-    """Two models that learn in turns, each with a run of its own in one store."""
-    models = [nn.Linear(10, 1), nn.Linear(10, 1)]
-    optimizers = [torch.optim.Adam(one.parameters(), 0.1) for one in models]
-    x, y = numbers()[:]
-    with pmstore.open(path) as store:
-        runs = [
-            pmstore.torch.attach(store, model=model, optimizer=optimizer, name=name)
-            for model, optimizer, name in zip(models, optimizers, "ab", strict=True)
-        ]
-        losses = store.list("losses")
-        while runs[1].step < 20:
-            turn = 0 if runs[0].step == runs[1].step else 1
-            with runs[turn].next_step():
-                with torch.no_grad():
-                    other = models[1 - turn](x)
-                loss = mse(models[turn](x), y) + 0.1 * mse(models[turn](x), other)
-                optimizers[turn].zero_grad()
-                loss.backward()
-                optimizers[turn].step()
-                losses.append(loss.item())
-            runs[turn].commit()
-        return {"models": models, "optimizers": optimizers, "losses": list(losses)}
-
-
-@program()
 def stepped_in_backward(path: str) -> State:
     """An optimizer for each parameter, which steps as soon as the gradient is there."""
     model = mlp()

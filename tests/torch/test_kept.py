@@ -507,27 +507,6 @@ def test_a_state_of_another_model(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["run.pm", "run.pm.kept"]
 
 
-def test_another_run_of_the_store_has_to_follow(store: pmstore.Store) -> None:
-    one, other = nn.Linear(2, 2), nn.Linear(3, 3)
-    runs = [
-        attach(store, model=model, optimizer=torch.optim.Adam(model.parameters()), name=name)
-        for model, name in ((one, "one"), (other, "other"))
-    ]
-    run, second = runs
-    run.keep("here")
-    held = other.weight.detach().clone()
-    with second.next_step(), torch.no_grad():
-        other.weight += 1
-    second.commit()
-    run.rewind(to="here")
-    with pytest.raises(TransactionError, match="rolled back"), second.next_step():
-        second.commit()
-    with pytest.raises(RolledBackError, match="before this loop began"):
-        second.rollback()
-    assert torch.equal(other.weight, held)
-    assert second.step == 0
-
-
 def test_a_mirror_beside_the_run_goes_back(store: pmstore.Store) -> None:
     job = make_job()
     run = job.attach(store)

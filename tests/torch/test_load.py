@@ -104,7 +104,7 @@ def test_ties_and_several_models(path: Path) -> None:
     with pmstore.open(path) as store:
         optimizer = OPTIMIZERS["adamw"](first.parameters())
         models = {"a/b": first, "g": second}
-        pmstore.torch.attach(store, model=models, optimizer=optimizer)
+        pmstore.torch.attach(store, model=models, optimizer=optimizer).detach()
         pmstore.torch.attach(store, loader=[1, 2], name="no model")
     ours, theirs = tied(1), nn.Linear(8, 3)
     load(path, {"a/b": ours, "g": theirs})

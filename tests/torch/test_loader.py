@@ -240,9 +240,11 @@ def test_bad_use(store: pmstore.Store) -> None:
     run = attach(store, name="none")
     with pytest.raises(AttachError, match=r"attach\(\.\.\., loader=\.\.\.\)"):
         run.batches()
+    run.detach()
     run = attach(store, name="empty", loader=[])
     with pytest.raises(ValueError, match="no batch in a whole data epoch"):
         next(run.batches())
+    run.detach()
     run = attach(store, name="two", loader=[1, 2, 3])
     first = run.batches(ahead=0)
     assert next(first) == 1

@@ -365,7 +365,7 @@ def test_other_keys_than_stored(path: Path) -> None:
         ]
 
 
-def test_what_is_no_piece_is_refused(store: pmstore.Store) -> None:
+def test_what_is_no_piece_is_refused(store: pmstore.Store, tmp_path: Path) -> None:
     net, other = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters())
 
@@ -400,10 +400,11 @@ def test_what_is_no_piece_is_refused(store: pmstore.Store) -> None:
             attach(store, **given)
     assert list(store) == []
     attach(store, model={"a": net}, optimizer={"a": optimizer})
-    with pytest.raises(AttachError, match="the model 'z' is attached already, as 'run'"):
-        attach(store, model={"y": other, "z": net}, name="second")
-    with pytest.raises(AttachError, match="the optimizer 'x' is attached already, as 'run'"):
-        attach(store, optimizer={"x": optimizer}, name="second")
+    with pmstore.open(tmp_path / "other.pm", size="8MiB") as beside:
+        with pytest.raises(AttachError, match="the model 'z' is attached already, as 'run'"):
+            attach(beside, model={"y": other, "z": net})
+        with pytest.raises(AttachError, match="the optimizer 'x' is attached already, as 'run'"):
+            attach(beside, optimizer={"x": optimizer})
 
 
 def test_memory_that_would_be_torn_apart_is_refused(store: pmstore.Store) -> None:

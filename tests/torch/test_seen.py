@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -494,6 +495,27 @@ def batched(dataset: Any, **how: Any) -> Any:
     return torch.utils.data.DataLoader(dataset, batch_size=10, **how)
 
 
+class Remembering(Numbered):
+    """Each sample depends on what was given out before, in collections of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.given = np.float64(1.0), Counter[int]()
+        self.last: deque[int] = deque([0], maxlen=3)
+        self.seen: set[int] = set()
+        self.times: defaultdict[int, list[int]] = defaultdict(list)
+
+    def __getitem__(self, index: int) -> Any:
+        number, features, target = super().__getitem__(index)
+        self.factor = self.factor * np.float64(1.001)
+        self.given[index % 7] += 1
+        self.seen.add(index % 11)
+        self.times[index % 5].append(self.last[0])
+        self.last.append(index)
+        told = self.given[index % 7] + len(self.seen) + sum(self.times[index % 5][-2:])
+        return number, features, target * float(self.factor) + told / 100
+
+
 def weighted(weights: Any) -> Any:
     return torch.utils.data.WeightedRandomSampler(weights, 60)
 
@@ -505,6 +527,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "a sampler with a state": lambda: batched(Numbered(), sampler=Stated(np.ones(60))),
     "a counter of an iterable": lambda: batched(Counting()),
     "a state of an iterable": lambda: batched(Resuming()),
+    "collections of a data set": lambda: batched(Remembering()),
     "a data set": lambda: batched(Labels(), shuffle=True),
     "a data set in another": lambda: batched(
         torch.utils.data.Subset(Labels(), list(range(60))), shuffle=True

@@ -463,36 +463,6 @@ def test_guards_of_detached_runs_are_forgotten(training: Training) -> None:
     assert len(guards._guards) <= 2 * of_one  # the last one's go with the next
 
 
-def test_two_runs_of_one_store(path: Path) -> None:
-    with pmstore.open(path, size="8MiB") as store:
-        one, other = (Training(store, name=name, data=False) for name in ("one", "other"))
-        for _ in range(3):
-            for training in (one, other):
-                with training.run.next_step():
-                    training.update()
-                training.run.commit()
-        for training in (one, other):
-            for _ in training.run.steps(2):
-                training.update()
-        assert (one.run.step, other.run.step) == (5, 5)
-        for _ in range(2):  # the one's step ends where the other's begins
-            for training in (one, other):
-                with training.run.next_step():
-                    training.update()
-        assert (one.run.step, other.run.step) == (7, 6)
-        for _ in other.run.steps(3):
-            other.update()
-        assert (one.run.committed, other.run.committed) == (7, 8)
-        for _ in one.run.steps(3, name="last"):
-            with pytest.raises(TransactionError, match="a step of the run 'one' is open"):
-                other.run.next_step().__enter__()
-            with pytest.raises(TransactionError, match="a step of the run 'one' is open"):
-                store.commit()
-            one.update()
-        assert (one.run.committed, other.run.committed) == (10, 8)
-        other.run.rollback()
-
-
 # ---- leaving
 
 

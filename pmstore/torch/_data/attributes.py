@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,8 @@ _SAMPLED = 512
 """Elements of a larger array of numpy that are compared."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _ARRAYS = (np.ndarray, torch.Tensor)
+_COLLECTIONS = (Counter, OrderedDict, defaultdict, deque, set, frozenset)
+"""Whose items are compared as bytes."""
 _LARGE = MOST_BYTES + 1
 """The size of what is not measured."""
 _GONE = object()
@@ -170,6 +173,7 @@ class _Entry:
     Attributes:
         size: in bytes, about.
         kept: a copy; of one that is large: `_GONE`.
+        bits: of what was kept, if it has collections that a `Watch` does not look at.
     """
 
     def __init__(self, value: Any, size: int) -> None:
@@ -178,6 +182,8 @@ class _Entry:
         self.tables = _of_kinds(value, list, dict) if size <= MOST_BYTES else []
         self._watch = Watch(self.tables, [], [], 0) if self.tables else None
         self.kept: Any = _GONE
+        self._coded = size <= MOST_BYTES and _has_collections(value)
+        self.bits: bytes | None = None
         self.arrays: list[tuple[Any, Any]] = []  # with their copies
         self.samples: list[tuple[Any, Any]] = []  # of what is large
 
@@ -188,13 +194,15 @@ class _Entry:
     def keep(self) -> None:
         """What it holds now."""
         self.kept, self.samples = copy.deepcopy(self.value), []
+        if self._coded:
+            self.bits = bits_of(self.kept)
         if self.tables or isinstance(self.value, (tuple, *_ARRAYS)):
             arrays, copies = (_of_kinds(one, *_ARRAYS) for one in (self.value, self.kept))
             self.arrays = list(zip(arrays, copies, strict=True))
 
     def leave(self) -> None:
         """It is too large to be kept."""
-        self.kept, self.arrays, value = _GONE, [], self.value
+        self.kept, self.bits, self.arrays, value = _GONE, None, [], self.value
         some = value[:_MOST_OBJECTS] if isinstance(value, (list, tuple)) else ()
         samples = [(one, _sample(one)) for one in (value, *some)]
         self.samples = [each for each in samples if each[1] is not None]
@@ -241,12 +249,16 @@ class _Look:
         self.watch = Watch(tables, [], [], 0)
         self._arrays = [(key, *pair) for key, entry in entries.items() for pair in entry.arrays]
         self._samples = [(key, *pair) for key, entry in entries.items() for pair in entry.samples]
+        self._coded = [(key, entry) for key, entry in entries.items() if entry.bits is not None]
 
     def written(self) -> set[Key]:
         """Those whose arrays were written; of large ones, as far as a sample tells."""
         found: set[Key] = set()
         for key, one, copied in self._arrays:
             if not same_bytes(one, copied):
+                found.add(key)
+        for key, entry in self._coded:
+            if bits_of(entry.value) != entry.bits:
                 found.add(key)
         if found:
             for key in found:
@@ -280,8 +292,8 @@ def _same(one: Any, other: Any) -> bool:
 
 def _size(value: Any) -> int | None:
     """Bytes, about. None: it cannot be stored and put back, as plain values can, arrays in memory,
-    and lists, tuples and dicts of these. (What has many items is large, whatever they are.)"""
-    size, left, waiting = 0, _MOST_ITEMS, [value]
+    and collections of these. (What has many items is large, whatever they are.)"""
+    size, left, waiting, coded = 0, _MOST_ITEMS, [value], False
     while waiting:
         one = waiting.pop()
         kind = type(one)
@@ -289,6 +301,8 @@ def _size(value: Any) -> int | None:
             size += len(one)
         elif kind in _PLAIN:
             size += 8
+        elif issubclass(kind, np.generic):
+            size += one.nbytes
         elif kind is np.ndarray:
             if one.dtype.hasobject or isinstance(one.base, np.memmap):
                 return None
@@ -304,7 +318,18 @@ def _size(value: Any) -> int | None:
             if kind is dict and not all(type(key) in _PLAIN for key in one):
                 return None
             waiting += one.values() if kind is dict else one
+        elif kind in _COLLECTIONS and (kind is not defaultdict or one is value):
+            left -= len(one)
+            if left < 0:
+                return _LARGE
+            coded = True
+            waiting += one.values() if isinstance(one, dict) else one
         else:
+            return None
+    if coded:
+        try:
+            bits_of(value)
+        except (TypeError, ValueError):  # a key, or what makes a missing item, is no data
             return None
     return size
 
@@ -320,6 +345,10 @@ def _parts(value: Any) -> Iterator[Any]:
             yield from _parts(part)
 
 
+def _has_collections(value: Any) -> bool:
+    return any(type(one) in _COLLECTIONS for one in _parts(value))
+
+
 def _of_kinds(value: Any, *kinds: type) -> list[Any]:
     return [one for one in _parts(value) if type(one) in kinds]
 
@@ -331,7 +360,7 @@ def _sample(one: Any) -> Any:
         return one._version
     if isinstance(one, np.ndarray):
         return one.flat[:: max(one.size // _SAMPLED, 1)].tobytes()
-    return len(one) if isinstance(one, (list, dict)) else None
+    return len(one) if isinstance(one, (list, dict, deque, set)) else None
 
 
 def _put(holder: Any, name: str, value: Any) -> None:
@@ -343,15 +372,23 @@ def _put(holder: Any, name: str, value: Any) -> None:
         if held is not _GONE:
             delattr(holder, name)
         return
+    if isinstance(held, defaultdict) and isinstance(value, dict):  # stored without its factory
+        held.clear()
+        held.update(copy.deepcopy(value))
+        return
     if type(held) is type(value):
         if _same(held, value):
             return
         if isinstance(held, list):
             held[:] = copy.deepcopy(value)
             return
-        if isinstance(held, dict):
+        if isinstance(held, (dict, set)):
             held.clear()
             held.update(copy.deepcopy(value))
+            return
+        if isinstance(held, deque):
+            held.clear()
+            held.extend(copy.deepcopy(value))
             return
         if isinstance(held, _ARRAYS) and held.shape == value.shape and held.dtype == value.dtype:
             held[...] = value
