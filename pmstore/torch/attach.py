@@ -245,7 +245,7 @@ def _begin(
             "pieces": program.given(),
         }
         note(store, name, program, resume)
-        HeadDraws(store, f"{name}/heads").begin(0, again=False)
+        HeadDraws(store, f"{name}/heads").begin(0)
         if first is not None:
             first()
     steps = Steps(store, name, pieces, progress)
@@ -285,7 +285,7 @@ def _resume(
         steps = Steps(store, name, pieces, progress)
         steps.bind(resumed=True)
         if progress.loops:
-            steps.heads.begin(0, again=True)
+            steps.heads.begin_again(0)
     return steps
 
 

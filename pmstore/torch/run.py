@@ -507,9 +507,13 @@ class Run:
             self._keeper.rewind(to)
 
     def detach(self) -> None:
-        """Ends the run: the optimizer's hooks are removed, and commit and batches raise.
+        """Ends the run: finished steps, and one that is complete, are committed; hooks are removed;
+        commit and batches raise.
 
-        Writes nothing. Tensors in the heap stay there: whoever writes them still writes the store.
+        A step that is open, and that nobody said is complete, is not committed, and its writes stay
+        in the tensors. These stay in the heap: whoever writes them still writes the store.
+
+        Raises: what a commit raises; then `rollback` first.
         """
         self._steps.detach()
         self._loops.close()

@@ -277,6 +277,9 @@ def test_a_replacement_that_does_not_fit_is_an_error(store: pmstore.Store, how: 
         run.commit()
     assert run.step == 0
     assert torch.equal(store[f"run/model/{first}"], before)
+    with pytest.raises(MismatchError):
+        run.detach()  # which would lose the step
+    run.rollback()
     run.detach()
 
 
@@ -453,6 +456,7 @@ def test_another_device_is_refused(store: pmstore.Store) -> None:
         model.weight = nn.Parameter(torch.zeros(2, 2, device="meta"))
     with pytest.raises(AttachError, match="meta"):
         run.commit()
+    run.rollback()
     run.detach()
 
 

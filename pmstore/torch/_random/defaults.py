@@ -226,24 +226,34 @@ class HeadDraws:
         self._path = path
         self._epoch = RngParts(store, f"{path}/epoch")
 
-    def begin(self, number: int, *, again: bool) -> None:
-        """The head before that loop begins: for the first time (pending until the next commit), or
-        again."""
-        _begin(RngParts(self._store, f"{self._path}/{number}"), again)
+    def _of(self, number: int) -> RngParts:
+        return RngParts(self._store, f"{self._path}/{number}")
+
+    def knows(self, number: int) -> bool:
+        return self._of(number).stored
+
+    def begin(self, number: int) -> None:
+        """The head before that loop begins, for the first time; pending until the next commit."""
+        self._of(number).write()
+
+    def begin_again(self, number: int) -> None:
+        """It is done again."""
+        _restore(self._of(number))
 
     def begin_epoch(self, *, again: bool) -> None:
-        """That of an epoch does."""
-        _begin(self._epoch, again)
+        """An epoch's head begins."""
+        if again:
+            _restore(self._epoch)
+        else:
+            self._epoch.write()
 
     def rolled_back(self) -> None:
         """What was written last may be stored no more."""
         self._epoch.forget()
 
 
-def _begin(parts: RngParts, again: bool) -> None:
-    if not again:
-        parts.write()
-    elif parts.stored:  # else it is of an earlier version
+def _restore(parts: RngParts) -> None:
+    if parts.stored:  # else the run is of an earlier version
         parts.restore()
 
 

@@ -317,12 +317,12 @@ class Loops:
         self._over = True
         if not progress.stopped:
             steps.schedule.expect_no_more()
-        again = not (gave or self._new)
+        again = not gave and not self._new and steps.heads.knows(self._next)
         if not again:
-            steps.heads.begin(self._next, again=False)
+            steps.heads.begin(self._next)
         steps.settle()
         if again:
-            steps.heads.begin(self._next, again=True)
+            steps.heads.begin_again(self._next)
 
     def _used_up_by(self, record: LoopRecord) -> LoopRecord | None:
         """The loop before it that has counted for it, as far as it goes, or further."""
