@@ -286,6 +286,8 @@ def _resume(
         steps.bind(resumed=True)
         if progress.loops:
             steps.heads.begin_again(0)
+        elif f"{name}/loops" in store and not steps.heads.knows(0):  # see `Progress.forget_loops`
+            steps.heads.begin(0)
     return steps
 
 

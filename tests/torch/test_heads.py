@@ -255,6 +255,28 @@ def test_named_loops_over_data_count_for_themselves(path: Path) -> None:
     assert live(path, until(2), loader=data, resume=edited) == ["a0", "a1", "b0", "b1"]
 
 
+def test_heads_of_an_edited_program_draw_the_same_at_each_start(path: Path) -> None:
+    def program(life: Life) -> list[float]:
+        drawn = draw()
+        for _ in life.run.steps(6):
+            life.update(torch.ones(1, 2))
+        return drawn
+
+    def edited(life: Life) -> list[float]:
+        drawn = draw()
+        life.store["drawn"] = drawn
+        for _ in life.run.steps(4, name="other"):
+            life.update(torch.ones(1, 2))
+            draw()
+        assert drawn == life.store["drawn"]  # of its first start
+        return drawn
+
+    first = live(path, program)
+    assert live(path, edited, at=8, resume=Resume(loops="program")) is None
+    for _ in range(2):
+        assert live(path, edited) == live(path, edited) != first
+
+
 # ---- detaching
 
 

@@ -198,6 +198,7 @@ class Progress:
                 if one.name and one.kind != "steps"
             }
             known = stored.get("bases", {})
+            store.pop(f"{name}/heads", None)
             store[f"{name}/loops"] = {**stored, "loops": [], "bases": {**bases, **known}}
 
     # ---- going back
