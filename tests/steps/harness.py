@@ -36,6 +36,7 @@ _ENDS = (
     ("call", "term"),
 )
 """When a life ends, and how."""
+_GENERATORS = ("/random", "/numpy", "/torch")
 _RIGHT = {
     "kill": ("SIGKILL",),
     "raise": ("raised Boom",),
@@ -141,7 +142,9 @@ class _Examination:
             self.whole.append([one.results[0] for one in self._ended(lives, "undisturbed")])
             self.counts.append([one.counts for one in lives])
         again = self._live(home, len(self.program.stages) - 1, _Plan(), "again")
-        self._compare(-1, again, "run again after its end")
+        # of steps by hand it is not seen that none is left: what follows draws as before the first
+        by_hand = self.program.stages[-1][-1].kind == "hand"
+        self._compare(-1, again, "run again after its end", but=_GENERATORS if by_hand else ())
         self.told = [_Told.read(home / f"told{rank}") for rank in range(self.program.world)]
         for one in self.told:
             if one.twice:
@@ -249,9 +252,15 @@ class _Examination:
                 raise _Broken(f"{one.end}, {when}: {one.said}")
         return lives
 
-    def _compare(self, stage: int, lives: list[_Life], when: str) -> None:
+    def _compare(
+        self, stage: int, lives: list[_Life], when: str, but: tuple[str, ...] = ()
+    ) -> None:
         for rank, life in enumerate(self._ended(lives, when)):
-            self._same(self.whole[stage][rank], life.results[0], f"rank {rank}, {when}")
+            ours, theirs = (
+                {path: bits for path, bits in each.items() if not (but and path.startswith(but))}
+                for each in (self.whole[stage][rank], life.results[0])
+            )
+            self._same(ours, theirs, f"rank {rank}, {when}")
 
     def _same(self, ours: Bits, theirs: Bits, when: str) -> None:
         if told := differences(ours, theirs):
