@@ -18,7 +18,7 @@ def missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
     """The error, with what to install."""
     name = (error.name or "").partition(".")[0]
     by = _BY.get(name, "'pmstore[all]'")
-    return ModuleNotFoundError(f"this needs {name}: pip install {by}", name=error.name)
+    return ModuleNotFoundError(f"this needs {name}: pip install {by}", name=name)
 
 
 class _Optional:
