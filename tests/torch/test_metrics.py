@@ -61,7 +61,7 @@ def test_numbers_of_a_run(store: pmstore.Store) -> None:
     stats = store.stats()
     assert found["loss"] == losses[-1]
     assert (found["step"], found["committed_step"]) == (6, 6)
-    assert found["commits"] == 7  # with the beginning of the loop
+    assert found["commits"] == 8  # with the beginning of the loop, and its end
     assert (found["epoch"], found["used_bytes"]) == (stats.epoch, stats.used_bytes)
     assert (found["data_epoch"], found["batch"]) == (run.data_epoch, run.batch)
     assert found["commit_seconds"] > 0

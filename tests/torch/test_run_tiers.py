@@ -243,5 +243,6 @@ def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
                         run.stop()
             assert run.scheduler.fit.total_steps == 16
             run.scheduler.commit()
+            run.detach()
         other = CommitScheduler(Auto("explore"), store=store, run="next")
         assert other.termination.ended_early == 1

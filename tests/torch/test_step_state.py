@@ -455,6 +455,7 @@ def test_scripting_an_attached_model(training: Training) -> None:
 
 
 def test_guards_of_detached_runs_are_forgotten(training: Training) -> None:
+    training.run.detach()
     guards = training.store._guards
     of_one = len(guards._guards)
     for number in range(5):
@@ -477,7 +478,7 @@ def test_an_unfinished_step_is_taken_back(path: Path, kind: Callable[[Run], None
         kind(training.run)
         training.add("x")
 
-    with pytest.raises(UnfinishedStepError, match=KINDS[kind] + r".*run\.end_step\(\).*run\.stop"):
+    with pytest.raises(UnfinishedStepError, match=KINDS[kind] + r".*run\.stop\(\).*run\.end_step"):
         live(path, leave)
     assert held(path, "x") == [BATCHES, 0]
 
