@@ -31,7 +31,7 @@ def found() -> Iterator[Found]:
     """By two ranks, which run all these programs: to start them takes longer than they do."""
     programs = [
         *(_mirror_before_attach, _two_runs, _another_run, _interrupted, _child),
-        *(_tier_of_ranks, _tier_of_unlike_ranks, _keeps, _waits, _lost),
+        *(_tier_of_ranks, _tier_of_unlike_ranks, _keeps, _waits, _lost, _apart),
     ]
     with tempfile.TemporaryDirectory(
         prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm"
@@ -185,6 +185,27 @@ def test_a_lost_store_is_made_of_another_ranks(found: Found) -> None:
     assert "no run of it is in a job" in zero["again"][1]
     assert [began for began, _ in zero["lives"]] == [3, 5]
     assert zero["lives"] == one["lives"]
+
+
+def _apart(folder: Path, rank: int, results: dict[str, Any]) -> None:
+    """Rank 1's store is committed alone, many times, between two joinings."""
+    path = folder / f"run{rank}.pm"
+    for _ in range(2):
+        with pmstore.open(path, size="4MiB", domain="process") as store:
+            given = program(rank)
+            run = attach(store, given)
+            train(run, **given, until=run.step + 2)
+            results.setdefault("epochs", []).append(store.epoch)
+        if rank == 1:
+            with pmstore.open(path) as store:
+                for number in range(12):
+                    store["beside"] = number
+                    store.commit()
+
+
+def test_stores_that_were_committed_apart_come_together(found: Found) -> None:
+    zero, one = found["_apart"]
+    assert zero["epochs"] == one["epochs"]
 
 
 def _another_run(folder: Path, rank: int, results: dict[str, Any]) -> None:

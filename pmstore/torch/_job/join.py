@@ -265,12 +265,17 @@ class Joining:
     def _come_to(self, epoch: int) -> None:
         """The store's epoch becomes that of the rank that is furthest: going back is a commit, of
         some ranks alone. Tiers of several ranks take what has one number for one state."""
-        store = self._store
-        if self._there and epoch - store.epoch <= _MOST_COMMITS:
-            while store.epoch < epoch:
-                store.will_write(store[f"{self._name}/progress"])
-                store.commit()  # of what is there already
-                store._core.pool.allow()
+        store, name = self._store, f"{self._name}/joining"
+        if not self._there or epoch - store.epoch > _MOST_COMMITS:
+            return
+        while store.epoch < epoch:
+            # Something has to differ: a commit of what is there already may be none.
+            store[name] = store.epoch
+            if store.epoch + 1 == epoch:
+                del store[name]
+            store.commit()
+            store._core.pool.allow()
+        store.pop(name, None)  # of one that was killed in between; with the joining's own commit
 
     def _here(self) -> Key:
         record = self._stored()

@@ -144,7 +144,8 @@ class Loops:
         steps.go_back()
         record = progress.loops[number]
         more = record.n is not None and (n is None or n > record.n)
-        if more and record.name and record.kind != "steps" and number + 1 < len(progress.loops):
+        later = progress.loops[number + 1 :]
+        if more and record.name and record.kind in _DATA and any(one.kind in _DATA for one in later):
             raise RuntimeError(
                 f"{record.called} asks for more epochs than before, and a later loop has begun: "
                 "the data that would be its own were that one's. Begin another loop, with a name "
