@@ -23,7 +23,7 @@ from pmstore.torch._state.layout import decode_place, refuse_resharded
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.stateful import Stateful
 from pmstore.torch._step.others import Schedulers
-from pmstore.torch._step.progress import Progress
+from pmstore.torch._step.progress import BY_HAND, Progress
 from pmstore.torch._step.schedule import Schedule, check_schedule, describe_schedule, rule_for
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import AttachError, TornStepError, records
@@ -285,7 +285,9 @@ def _resume(
         steps = Steps(store, name, pieces, progress)
         steps.bind(resumed=True)
         if progress.loops:
-            steps.heads.begin_again(0)
+            # whether steps by hand are left is not known: their head goes on where the run is
+            if progress.loops[0].kind != BY_HAND:
+                steps.heads.begin_again(0)
         elif f"{name}/loops" in store and not steps.heads.knows(0):  # see `Progress.forget_loops`
             steps.heads.begin(0)
     return steps

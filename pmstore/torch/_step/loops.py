@@ -12,13 +12,12 @@ from pmstore.errors import TransactionError
 from pmstore.torch._data.cursor import Cursor, Transfer
 from pmstore.torch._data.position import Position
 from pmstore.torch._data.source import Source
-from pmstore.torch._step.progress import LoopRecord
+from pmstore.torch._step.progress import BY_HAND, LoopRecord
 from pmstore.torch._step.state import Kind, StepState
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import LookaheadError
 
 _log = logging.getLogger("pmstore")
-_HAND = "by hand"
 _DATA = {"epochs", "batches"}
 
 
@@ -145,7 +144,12 @@ class Loops:
         record = progress.loops[number]
         more = record.n is not None and (n is None or n > record.n)
         later = progress.loops[number + 1 :]
-        if more and record.name and record.kind in _DATA and any(one.kind in _DATA for one in later):
+        if (
+            more
+            and record.name
+            and record.kind in _DATA
+            and any(one.kind in _DATA for one in later)
+        ):
             raise RuntimeError(
                 f"{record.called} asks for more epochs than before, and a later loop has begun: "
                 "the data that would be its own were that one's. Begin another loop, with a name "
@@ -184,7 +188,7 @@ class Loops:
             ]
             exact = [one for one in fits if loops[one].n == n]
             chosen = exact if exact else fits
-            if kind == _HAND:
+            if kind == BY_HAND:
                 chosen = chosen[-1:]  # a first series of which steps are left would have been seen
             if len(chosen) > 1:
                 raise RuntimeError(
@@ -208,7 +212,7 @@ class Loops:
     def _skip(self, number: int, kind: str) -> int:
         """Steps by hand of which none is left to do are not seen."""
         loops = self._progress.loops
-        while kind != _HAND and number < len(loops) and loops[number].kind == _HAND:
+        while kind != BY_HAND and number < len(loops) and loops[number].kind == BY_HAND:
             number += 1
         return number
 
@@ -318,7 +322,9 @@ class Loops:
         self._over = True
         if not progress.stopped:
             steps.schedule.expect_no_more()
+        later = progress.loops[self._next :]
         again = not gave and not self._new and steps.heads.knows(self._next)
+        again = again and not (later and later[0].kind == BY_HAND)
         if not again:
             steps.heads.begin(self._next)
         steps.settle()
@@ -599,7 +605,7 @@ class Loops:
             self._check_left()
         held = self._holds and progress.place.held > 0
         goes_on = self._token is not None and not self._again and self._number is not None
-        if held or (goes_on and progress.loops[self._number or 0].kind == _HAND):
+        if held or (goes_on and progress.loops[self._number or 0].kind == BY_HAND):
             stopping = step.stopping
             if stopping:
                 self._stop(None)
@@ -607,7 +613,7 @@ class Loops:
             if held:
                 progress.place.use()
         else:
-            self._begin(_HAND, "", None)
+            self._begin(BY_HAND, "", None)
             steps.ask()
         if progress.stopped:
             raise RuntimeError(

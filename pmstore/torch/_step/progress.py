@@ -17,6 +17,9 @@ _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
 _FOUR = struct.Struct("=4q")
 
 
+BY_HAND = "by hand"
+
+
 class LoopRecord(NamedTuple):
     """A loop that the run has begun, in the order of the first beginnings.
 
@@ -37,7 +40,7 @@ class LoopRecord(NamedTuple):
     @property
     def called(self) -> str:
         """The call that begins it, for messages."""
-        if self.kind == "by hand":
+        if self.kind == BY_HAND:
             return "run.next_step()"
         what = "n" if self.kind == "steps" else "epochs"
         given = (
