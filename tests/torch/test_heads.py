@@ -255,6 +255,31 @@ def test_named_loops_over_data_count_for_themselves(path: Path) -> None:
     assert live(path, until(2), loader=data, resume=edited) == ["a0", "a1", "b0", "b1"]
 
 
+def test_a_loop_that_goes_on_has_another_end(path: Path) -> None:
+    def until(n: int) -> Program:
+        def program(life: Life) -> list[float]:
+            for _ in life.run.steps(n):
+                life.update(torch.ones(1, 2))
+                draw()
+                if life.run.step + 1 == life.store.get("dies"):
+                    life.run.commit()
+                    raise Kill
+            return draw()
+
+        return program
+
+    whole = live(path.with_name("whole.pm"), until(6))
+    assert live(path, until(4)) != whole
+
+    def dies(life: Life) -> None:
+        life.store["dies"] = 6
+        life.store.commit()
+        until(6)(life)
+
+    assert live(path, dies) is None  # behind the last step, before the loop's end
+    assert live(path, until(6)) == whole
+
+
 def test_heads_of_an_edited_program_draw_the_same_at_each_start(path: Path) -> None:
     def program(life: Life) -> list[float]:
         drawn = draw()

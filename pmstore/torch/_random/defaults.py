@@ -232,6 +232,10 @@ class HeadDraws:
     def knows(self, number: int) -> bool:
         return self._of(number).stored
 
+    def forget(self, number: int) -> None:
+        """What was drawn there will be another; pending until the next commit."""
+        self._store.pop(f"{self._path}/{number}", None)
+
     def begin(self, number: int) -> None:
         """The head before that loop begins, for the first time; pending until the next commit."""
         self._of(number).write()

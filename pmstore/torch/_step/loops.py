@@ -160,7 +160,9 @@ class Loops:
         if changed or record.kind == "steps":
             progress.begin_loop(number, record._replace(n=n, over=over))
         if changed:  # durable, so that it is the same loop after a roll back, or a kill
-            progress.stopped = progress.stopped and not more
+            if more:
+                progress.stopped = False
+                steps.heads.forget(number + 1)  # its end will be another one
             steps.boundary()
         return over
 
