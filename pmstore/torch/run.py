@@ -44,9 +44,9 @@ class Run:
 
     `batches` goes over epochs without their ends; `steps` counts without data; `next_step` is a
     step by hand, for loops of any other kind. What stands before a loop, and in an epoch before its
-    first batch, is a head: it is done once. On a resume Python runs it again, and the loop takes
-    back what it has written and drawn. Plain variables are the program's: `state` is the place for
-    those that are to be kept.
+    first batch, is a head: its effect counts once. On a resume Python runs it again, with the
+    numbers that it drew before (but before steps by hand), and the loop takes back what it has
+    written. Plain variables are the program's: `state` is the place for those that are to be kept.
 
     At the end of a step the policy (see `attach`) says whether it is committed. A crash, an error,
     Ctrl-C or an exit that leaves the `with` of the store takes back what is not. Leaving it
