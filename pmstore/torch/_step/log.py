@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -66,6 +67,7 @@ def _told(value: object) -> str:
 _ROWS = 1024
 """Of one array. A row is a step, the number of a name, from 1, and a value."""
 _STEP, _NAME, _VALUE = range(3)
+_ROW = struct.Struct("=3d")
 _LOGGERS = 16
 
 Values: TypeAlias = dict[str, float]
@@ -136,7 +138,8 @@ class Log:
         self._names: list[str] | None = None  # None: not looked up since the last roll back
         self._places: dict[str, int] = {}
         self._arrays: list[Any] = []
-        self._used = 0  # rows of the last one
+        self._raw: Any = None  # the memory of the last one
+        self._used = _ROWS  # rows of it
         self._late = False  # a number on an accelerator waits
         self.loggers: list[_Logger] = []
         self._told: Any = None
@@ -154,7 +157,7 @@ class Log:
     def write(self, *, wait: bool = False) -> None:
         """Writes the rows of finished steps; pending until the next commit. wait: for numbers of an
         accelerator too."""
-        waiting, places, rows = self.waiting, self._places, list[tuple[int, int, float]]()
+        waiting, places = self.waiting, self._places
         if self._names is None:
             self._open()
         while waiting:
@@ -162,16 +165,13 @@ class Log:
             if self._late and not (wait or self._arrived(values)):
                 break
             for name, value in values.items():
-                rows.append((step, places.get(name) or self._name(name), float(value)))
+                place = places.get(name) or self._name(name)
+                if self._used == _ROWS:
+                    self._add_array()
+                _ROW.pack_into(self._raw, _ROW.size * self._used, step, place, value)
+                self._used += 1
             waiting.popleft()
         self._late = self._late and bool(waiting)
-        if rows:
-            used = self._used
-            if self._arrays and used + len(rows) <= _ROWS:
-                self._arrays[-1][used : used + len(rows)] = rows
-                self._used = used + len(rows)
-            else:
-                self._append(rows)
         for place, logger in enumerate(self.loggers):
             if self._told[place] != logger.row:
                 self._told[place] = logger.row
@@ -191,21 +191,19 @@ class Log:
         number = self._places[name] = len(names)
         return number
 
-    def _append(self, rows: list[tuple[int, int, float]]) -> None:
-        first = 0
-        while first < len(rows):
-            if not self._arrays or self._used == _ROWS:
-                path = f"{self._path}/{len(self._arrays)}"
-                self._arrays.append(self._store.zeros(path, (_ROWS, 3)))
-                self._used = 0
-            some = rows[first : first + _ROWS - self._used]
-            self._arrays[-1][self._used : self._used + len(some)] = some
-            self._used += len(some)
-            first += len(some)
+    def _add_array(self) -> None:
+        path = f"{self._path}/{len(self._arrays)}"
+        self._use(self._store.zeros(path, (_ROWS, 3)))
+        self._used = 0
+
+    def _use(self, array: Any) -> None:
+        """The array becomes the last one."""
+        self._arrays.append(array)
+        self._raw = array.data.cast("B")  # a row is packed in one go
 
     @property
     def _end(self) -> int:
-        return max(len(self._arrays) - 1, 0) * _ROWS + self._used
+        return len(self._arrays) * _ROWS - (_ROWS - self._used)
 
     def _open(self) -> list[str]:
         """Looks up what is stored. Returns the names."""
@@ -214,9 +212,9 @@ class Log:
             self._names = list(stored)
             self._places.clear()
             self._places.update((name, place) for place, name in enumerate(self._names, 1))
-            self._arrays, self._used = [], 0
+            self._arrays, self._used = [], _ROWS
             while (path := f"{self._path}/{len(self._arrays)}") in self._store:
-                self._arrays.append(self._store[path])
+                self._use(self._store[path])
             if self._arrays:
                 self._used = int(np.count_nonzero(self._arrays[-1][:, _NAME]))
             if self.loggers:
