@@ -155,6 +155,8 @@ class Attributes:
     def set_state(self, state: dict[str, dict[str, Any]], /) -> None:
         """Those of which there is no state are as they were at attach; what is lost stays."""
         self.get_state()  # what has changed
+        if not (self._changed or state):
+            return
         given = {(place, name): one for place, held in state.items() for name, one in held.items()}
         for key in (self._changed | given.keys()) - self.lost:
             value = given.get(key, self._first.get(key, _GONE))
@@ -179,10 +181,11 @@ class _Entry:
     def __init__(self, value: Any, size: int) -> None:
         self.value = value
         self.size = size
-        self.tables = _of_kinds(value, list, dict) if size <= MOST_BYTES else []
+        parts = list(_parts(value)) if size <= MOST_BYTES and type(value) not in _PLAIN else []
+        self.tables = [one for one in parts if type(one) in (list, dict)]
         self._watch = Watch(self.tables, [], [], 0) if self.tables else None
         self.kept: Any = _GONE
-        self._coded = size <= MOST_BYTES and _has_collections(value)
+        self._coded = any(type(one) in _COLLECTIONS for one in parts)
         self.bits: bytes | None = None
         self.arrays: list[tuple[Any, Any]] = []  # with their copies
         self.samples: list[tuple[Any, Any]] = []  # of what is large
@@ -197,8 +200,8 @@ class _Entry:
         if self._coded:
             self.bits = bits_of(self.kept)
         if self.tables or isinstance(self.value, (tuple, *_ARRAYS)):
-            arrays, copies = (_of_kinds(one, *_ARRAYS) for one in (self.value, self.kept))
-            self.arrays = list(zip(arrays, copies, strict=True))
+            both = zip(_parts(self.value), _parts(self.kept), strict=True)
+            self.arrays = [each for each in both if type(each[0]) in _ARRAYS]
 
     def leave(self) -> None:
         """It is too large to be kept."""
@@ -343,14 +346,6 @@ def _parts(value: Any) -> Iterator[Any]:
     elif type(value) is dict:
         for part in value.values():
             yield from _parts(part)
-
-
-def _has_collections(value: Any) -> bool:
-    return any(type(one) in _COLLECTIONS for one in _parts(value))
-
-
-def _of_kinds(value: Any, *kinds: type) -> list[Any]:
-    return [one for one in _parts(value) if type(one) in kinds]
 
 
 def _sample(one: Any) -> Any:
