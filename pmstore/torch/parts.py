@@ -49,6 +49,8 @@ class Pieces:
             source = open_source(program.loader) if program.loader is not None else None
         except TypeError as error:
             raise AttachError(str(error)) from None
+        self._store = store
+        self._name = name
         self.modules: list[torch.nn.Module] = list(program.models.values())
         kind = Mirrored if program.mirrored else InHeap
         placement: Placement = kind(store, name, program.models, program.optimizers)
@@ -216,10 +218,16 @@ class Pieces:
 
     # ---- out of the store
 
-    def check(self) -> None:
-        """Compares with what is stored. Changes nothing. Raises: MismatchError."""
-        for binding in self.bindings:
-            binding.check()
+    def check(self, *, regrouped: bool = False) -> None:
+        """Compares with what is stored. Changes nothing. regrouped: the optimizers' groups are to
+        be the program's. Raises: MismatchError."""
+        noted: Any = self._store.get(f"{self._name}/given") or {}
+        settings = noted.get("settings", {})
+        if self.model is not None:
+            self.model.check()
+        for one in self.optimizers.values():
+            before = len(settings.get(one.piece, {}).get("groups", ()))
+            one.check(None if regrouped else before)
         if self.loader is not None:
             self.loader.check()
 

@@ -16,7 +16,7 @@ from training import make_job, mlp, train
 import pmstore
 import pmstore.torch
 from pmstore.scheduler import CommitScheduler, EveryN
-from pmstore.torch import AttachError, MismatchError, TornStepError, attach
+from pmstore.torch import AttachError, MismatchError, Resume, TornStepError, attach
 from pmstore.torch._state.heap import check_movable
 from pmstore.torch._state.mirror import MirroredModel
 
@@ -364,12 +364,61 @@ def test_a_parameter_group_added_later(path: Path) -> None:
             one_step(model, optimizer)
     with pmstore.open(path) as store:
         model, optimizer = program()
-        with pytest.raises(MismatchError, match="2 parameter groups are stored, 1 given"):
-            attach(store, model=model, optimizer=optimizer)
-        optimizer.add_param_group({"params": list(model[4].parameters())})
-        attach(store, model=model, optimizer=optimizer)
+        run = attach(store, model=model, optimizer=optimizer)
+        assert [*map(id, optimizer.param_groups[1]["params"])] == [*map(id, model[4].parameters())]
         assert optimizer.param_groups[1]["lr"] == 0.5
         assert float(optimizer.state[model[4].weight]["step"]) == 1
+        with run.next_step():
+            one_step(model, optimizer)
+        run.commit()
+    for added in (True, False):  # the program gives it by itself, and no longer
+        with pmstore.open(path) as store:
+            model, optimizer = program()
+            if added:
+                optimizer.add_param_group({"params": list(model[4].parameters())})
+                attach(store, model=model, optimizer=optimizer)
+                assert float(optimizer.state[model[4].weight]["step"]) == 2
+                continue
+            with pytest.raises(MismatchError, match="2 parameter groups are stored, 1 given"):
+                attach(store, model=model, optimizer=optimizer)
+            attach(store, model=model, optimizer=optimizer, resume=Resume(optimizer="settings"))
+            assert len(optimizer.param_groups) == 1
+
+
+def test_a_group_of_layers_that_are_trained_from_an_epoch_on(path: Path) -> None:
+    """Killed anywhere it ends as a run that was not."""
+
+    def life(path: Path, stop: int | None) -> tuple[int, list[torch.Tensor]] | None:
+        torch.manual_seed(3)
+        model = mlp()
+        for parameter in model[0].parameters():
+            parameter.requires_grad_(False)
+        optimizer = torch.optim.AdamW(model[4].parameters(), lr=1e-2)
+        loader = [(torch.full((2, 8), float(number)),) for number in range(3)]
+        with pmstore.open(path) as store:
+            run = attach(store, model=model, optimizer=optimizer, loader=loader)
+            for epoch in run.epochs(4):
+                if epoch == 2 and len(optimizer.param_groups) == 1:
+                    model[0].requires_grad_(True)
+                    optimizer.add_param_group({"params": model[0].parameters(), "lr": 1e-3})
+                for (batch,) in epoch:
+                    optimizer.zero_grad()
+                    model(batch).square().mean().backward()
+                    optimizer.step()
+                    if run.step + 1 == stop:
+                        run.end_step()
+                        return None
+            return run.step, [one.detach().clone() for one in model.parameters()]
+
+    whole = life(path.with_name("whole.pm"), None)
+    assert whole is not None
+    assert whole[0] == 12
+    for stop in range(1, 13):
+        life(path, stop)
+    pieces = life(path, None)
+    assert pieces is not None
+    assert pieces[0] == 12
+    assert all(map(torch.equal, pieces[1], whole[1]))
 
 
 def test_a_model_that_is_not_the_stored_one(path: Path) -> None:

@@ -64,7 +64,7 @@ class Fitting:
     def needed(self) -> bool:
         """Whether tensors or groups are not as they are stored."""
         try:
-            self._pieces.check()
+            self._pieces.check(regrouped=self._choices.by_name)
         except MismatchError:
             return True
         return False

@@ -143,20 +143,34 @@ class OptimizerBinding:
                     self._create(index, key, value)
         self._write_plain()
 
-    def check(self) -> None:
+    def check(self, before: int | None) -> None:
         """Compares the parameters with the stored ones. Changes nothing.
+
+        before: groups that the program gave when the run was last attached. Stored ones behind them
+        were added while it trained, and `restore` brings them back, if it gives as many now and the
+        model has their parameters. None: it says by itself which groups there are.
 
         Raises:
             MismatchError: they differ; it lists how.
         """
         groups, _, own, shards = read_layout(self._store, self._path)
-        compare_groups(self.called, groups, self.describe_groups())
+        here = self.describe_groups()
+        if len(here) == before and self._in_model(groups[before:]):
+            groups = groups[:before]
+        compare_groups(self.called, groups, here)
         parameters = self.parameters
         for index in own:
             stored, given = shards.get(f"parameters/{index}"), record_of(parameters[index])
             if stored != given:
                 told = f"{self.describe(index)}: stored {describe(stored)}, given {describe(given)}"
                 raise MismatchError(f"{self.called}: {HOW_TO_RESHARD}", mismatched=[told])
+
+    def _in_model(self, groups: list[dict[str, Any]]) -> bool:
+        """Whether all their parameters are the model's, and in none of the program's groups."""
+        here = {id(one) for one in self.parameters}
+        named = self._model.parameters if self._model is not None else []
+        left = {name for name, one in named if id(one) not in here}
+        return all(name in left for group in groups for name in group["names"])
 
     def open(self) -> None:
         """Finds the stored placed. Reads no tensor's data, and the optimizer is untouched until

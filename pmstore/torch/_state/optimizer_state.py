@@ -131,6 +131,12 @@ def describe_groups(
     ]
 
 
+_ADDED_BEFORE = (
+    "groups that the program gave at its last start, or that have parameters of no model, are "
+    "added before attach"
+)
+
+
 def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:
     """Raises: MismatchError: they differ; it lists how. called: the optimizer, in the message."""
     wrong, count = [], len(stored)
@@ -158,11 +164,7 @@ def compare_groups(called: str, stored: list[dict[str, Any]], given: list[dict[s
             f"{called} is not the one whose state is stored",
             mismatched=wrong,
             ways=(
-                *(
-                    ("groups that the program adds while it trains are added before attach",)
-                    if len(given) < count
-                    else ()
-                ),
+                *((_ADDED_BEFORE,) if len(given) < count else ()),
                 'Resume(optimizer="settings") takes the groups given, and the state by name',
                 'Resume(optimizer="program") begins with the one given, without state',
             ),

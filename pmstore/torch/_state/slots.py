@@ -204,8 +204,8 @@ class SlottedBinding(OptimizerBinding):
                         views.state[index][name].copy_(here)
         self._write_plain()
 
-    def check(self) -> None:
-        super().check()
+    def check(self, before: int | None) -> None:
+        super().check(before)
         held = self._store[f"{self._path}/slots"]
         if not isinstance(held, Slots) or held.shape != (slot_bytes(self._kept()),):
             raise MismatchError(
