@@ -277,7 +277,8 @@ def test_a_step_has_no_steps_in_it(path: Path, outer: Callable[[Run], None], inn
         keep = []  # the loop goes on
         outer(training.run)
         training.model(torch.ones(1, 3))
-        with pytest.raises(TransactionError, match=r"has no steps in it|was left in a step"):
+        told = "has no steps in it" + ("" if outer is in_tail else "|was left in a step")
+        with pytest.raises(TransactionError, match=told):
             keep.append(next(SCOPES[inner](training.run)))
         with suppress(RolledBackError):
             training.run.rollback()

@@ -246,9 +246,15 @@ class Loops:
                     "Leave out run.commit() before and behind a break: what stands behind it is of "
                     "the step that was left, and is committed with it"
                 )
+            within = ""
+            if step.kind is Kind.TAIL:
+                within = (
+                    "If it was not left, this loop stands in it: the tail of an epoch has no steps "
+                    "in it, and a loop of the run stands behind `for epoch in run.epochs(n):`. "
+                )
             raise TransactionError(
                 f"{left} was left in a step (of {step.kind.called}) by break, return or an error, "
-                f"{how}. Before a break write run.end_step(), which says that the step is "
+                f"{how}. {within}Before a break write run.end_step(), which says that the step is "
                 "complete, or run.stop(), if the run is over; after an error run.rollback(), "
                 "which takes the step back"
             )
