@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
 
 import pmstore.scheduler
 from pmstore.scheduler import Auto, CommitScheduler, EveryN, EverySeconds
-from pmstore_lab.simulation import baselines
 
 
 def scheduler(policy: Any = "auto") -> CommitScheduler:
@@ -38,26 +36,6 @@ def test_auto_is_the_rule_with_the_objective_time() -> None:
 def test_no_rule_is_refused_with_one(policy: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         scheduler(policy)
-
-
-@pytest.mark.parametrize("name", ["COCI", "CheckFreq", "Daly", "EveryStep", "Young"])
-def test_baselines_are_beside_the_simulation(name: str) -> None:
-    assert isinstance(getattr(baselines, name), type)
-    assert name not in pmstore.scheduler.__all__
-    where = r"EveryN\(1\)" if name == "EveryStep" else "from pmstore_lab.simulation.baselines"
-    with pytest.raises(ImportError, match=f"{name}.*{where}"):
-        exec(f"from pmstore.scheduler import {name}")
-    assert not hasattr(pmstore.scheduler, name)
-    with pytest.raises(AttributeError, match=where):
-        getattr(pmstore.scheduler, name)
-
-
-def test_the_old_name_of_the_rule_says_the_new_one() -> None:
-    with pytest.raises(AttributeError, match='Auto, and policy="auto"'):
-        importlib.import_module("pmstore.scheduler").ConvergenceAware
-    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
-        from pmstore.scheduler import Nothing  # type: ignore[attr-defined]  # noqa: F401
-    assert not hasattr(pmstore.scheduler, "Nothing")
 
 
 def test_every_seconds_and_every_n_are_public() -> None:

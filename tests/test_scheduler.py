@@ -278,31 +278,6 @@ def test_what_is_no_policy() -> None:
             CommitScheduler(given, targets={"a": int})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("call", "told"),
-    [
-        (lambda: CommitScheduler({"a": int}, EveryN(3)), r"CommitScheduler\(policy, targets="),
-        (lambda: CommitScheduler(EveryN(3), int), r"CommitScheduler\(policy, store=store\)"),
-        (
-            lambda: CommitScheduler(EveryN(3), targets={"a": int}, hazard=HazardModel(None)),
-            r"CommitScheduler\(\.\.\., known=Known\(hazard=\.\.\.\)\)",
-        ),
-        (
-            lambda: CommitScheduler(targets={"a": int}, total_steps=9),
-            r"known=Known\(total_steps=\.\.\.\)",
-        ),
-        (lambda: CommitScheduler(target={"a": int}), r"has no target=\. CommitScheduler\(policy, "),
-        (
-            lambda: CommitScheduler(targets={"a": int}, known={"total_steps": 9}),
-            r"a pmstore.scheduler.Known, such as Known\(total_steps=9\)",
-        ),
-    ],
-)
-def test_calls_of_another_form_say_what_to_write(call: Any, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
-        call()
-
-
 # ---- models
 
 

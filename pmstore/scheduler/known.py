@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from pmstore.scheduler.hazard import HazardModel, default_shares
 from pmstore.scheduler.termination import TerminationModel
-
-_CALL = (
-    "CommitScheduler(policy, store=store), or CommitScheduler(policy, targets={'memory': commit}): "
-    "all but the policy is given by name"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +54,3 @@ def sane_total(value: int | None, warn: Callable[[str, str], None]) -> int | Non
         return value
     warn("total_steps", f"total_steps={value!r} is not positive: taken for unknown")
     return None
-
-
-def refuse_wrong_call(known: object, others: Sequence[object], more: Mapping[str, object]) -> None:
-    """Says what to write in place of a `CommitScheduler(...)` that it cannot be made with.
-
-    Raises: TypeError.
-    """
-    if others:
-        raise TypeError(_CALL)
-    of_known = [name for name in more if name in {field.name for field in fields(Known)}]
-    if of_known:
-        given = ", ".join(f"{name}=..." for name in of_known)
-        raise TypeError(f"what is known of the job: CommitScheduler(..., known=Known({given}))")
-    if more:
-        raise TypeError(f"CommitScheduler has no {next(iter(more))}=. {_CALL}")
-    if not isinstance(known, Known):
-        raise TypeError(f"known={known!r}: a pmstore.scheduler.Known, such as Known(total_steps=9)")

@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from pmstore.scheduler.cost import CostModel
 from pmstore.scheduler.foresight import Wish, foresee
 from pmstore.scheduler.hazard import HazardModel
-from pmstore.scheduler.known import Known, refuse_wrong_call, sane_total
+from pmstore.scheduler.known import Known, sane_total
 from pmstore.scheduler.life import Life
 from pmstore.scheduler.loss_fit import LossFit
 from pmstore.scheduler.losses import Losses
@@ -81,7 +81,7 @@ class CommitScheduler:
     def __init__(
         self,
         policy: CommitPolicy | Literal["auto"] = AUTO,
-        *others: NoReturn,
+        *,
         store: Store | None = None,
         tiers: Sequence[str] = (),
         targets: Mapping[str, Callable[[], object]] | None = None,
@@ -90,9 +90,7 @@ class CommitScheduler:
         run: str = "run",
         guard: PreemptionGuard | None = None,
         dirty_bytes: Callable[[], float] | None = None,
-        **more: NoReturn,
     ) -> None:
-        refuse_wrong_call(known, others, more)
         self.policy: CommitPolicy = rule_of(policy)
         commits = commits_of(store, tiers, targets)
         self._warn = Warned()

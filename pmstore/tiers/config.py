@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal
 
@@ -178,23 +178,6 @@ class TierConfig:
                 raise TypeError(f"{key}={value[key]!r}: an int")
         given = {name: value[key] for name, key in _KEYS.items() if key in value}
         return cls(**{name: one for name, one in given.items() if one or name not in _SIZES})
-
-
-def wrong_fields(name: str, given: Mapping[str, object]) -> TypeError:
-    """For `store.add_tier(name, ..., given=...)`: what to write instead."""
-    known = [one.name for one in fields(TierConfig)]
-    unknown = [one for one in given if one not in known]
-    if unknown:
-        return TypeError(
-            f"a tier has no field {unknown[0]!r}: pmstore.TierConfig has {', '.join(known)}"
-        )
-    rest = "".join(f", {one}=..." for one in given if one != "url")
-    if not rest:
-        return TypeError(f"the URL has no keyword: store.add_tier({name!r}, url)")
-    return TypeError(
-        "fields of a tier go into its TierConfig: "
-        f"store.add_tier({name!r}, pmstore.TierConfig(url{rest}))"
-    )
 
 
 _KEYS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pmstore.objects.core import Core
 from pmstore.objects.root import Root
@@ -40,9 +40,7 @@ class Flushing(Root):
                     self._tiers = made
         return self._tiers
 
-    def add_tier(
-        self, name: str, tier: TierConfig | str | os.PathLike[str] = "", **fields: NoReturn
-    ) -> None:
+    def add_tier(self, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
         """Adds a place that committed state is flushed to, or changes one. The store remembers it
         (from the next commit on).
 
@@ -58,10 +56,6 @@ class Flushing(Root):
 
         Raises: TierError, ValueError, TypeError.
         """
-        if fields:
-            from pmstore.tiers.config import wrong_fields
-
-            raise wrong_fields(name, fields)
         self._open_tiers().add(self, name, tier)
 
     def remove_tier(self, name: str) -> None:

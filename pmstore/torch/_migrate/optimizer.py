@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +54,6 @@ def names_of(described: list[dict[str, Any]]) -> list[list[str]]:
             names.append(name)
         found.append(names)
     return found
-
-
-def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
 
 
 def stand_in(
