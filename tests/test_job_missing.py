@@ -130,3 +130,37 @@ def test_a_stopped_rank_is_told_of_while_the_others_wait_elsewhere(
     ranks.processes[2].send_signal(signal.SIGSTOP)
     for rank in range(2):
         ranks.until(rank, r"LOG rank \d of 3: rank 2 is lost.* within 4 seconds. The job is over")
+
+
+DIFFERENT = """
+import os, signal, sys, traceback
+import torch, torch.distributed as dist
+import pmstore, pmstore.torch
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    open(f"{sys.argv[1]}/starts", "a").write("1")
+    net = torch.nn.Linear(4 + rank, 1)
+    sgd = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(f"{sys.argv[1]}/run{rank}.pm", domain="process") as store:
+        pmstore.torch.attach(store, model=net, optimizer=sgd, process_group="world")
+"""
+
+
+def test_torchrun_is_told_not_to_repeat_what_no_restart_mends(shm: Path) -> None:
+    """By what docs/DISTRIBUTED.md says."""
+    page = (Path(__file__).parent.parent / "docs/DISTRIBUTED.md").read_text()
+    (ending,) = re.findall(r"```python\n(try:\n    main\(\).*?)```", page, re.DOTALL)
+    (shm / "train.py").write_text(DIFFERENT + "\n" + ending)
+    place = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *place, str(shm / "train.py"), str(shm)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "to start the job again as it is does not help" in done.stderr
+    assert (shm / "starts").read_text() == "11", done.stderr

@@ -109,13 +109,19 @@ class Peers:
             except BaseException as error:
                 made.set_exception(error)
 
-        board, what, limit = self._board, "did not come to attach()", self.timeout + _LATER
-        self._message = _Message(made.done, what, time.monotonic())
-        self._wait_for(lambda slice_: board.all_come.wait(slice_) or bool(board.ended), what, limit)
+        board, what, began = self._board, "did not come to attach()", time.monotonic()
+        self._message = _Message(made.done, what, began)
+        self._wait_for(
+            lambda slice_: board.all_come.wait(slice_) or bool(board.ended), what, self.timeout
+        )
         if not board.all_come.is_set():
             raise self._lost(what, ChildProcessError("its process has ended"))
         threading.Thread(target=work, name="pmstore attach", daemon=True).start()
-        self._wait_for(lambda slice_: bool(futures.wait([made], slice_).done), what, limit)
+        self._wait_for(
+            lambda slice_: bool(futures.wait([made], slice_).done),
+            what,
+            max(self.timeout - (time.monotonic() - began), _LATER),
+        )
         return self._telling(what, made.result)
 
     def _telling(self, what: str, call: Callable[[], _Told]) -> _Told:

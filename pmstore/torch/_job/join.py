@@ -134,8 +134,9 @@ class Joining:
         pool = store._core.pool
         if pool.in_doubt and store.written():
             raise TransactionError(
-                f"{store.path}: something was written before attach, and all ranks may have to go "
-                "back to an earlier step: call attach first, or store.rollback()"
+                f"{store.path}: something was written before attach (a tier with other settings is "
+                "that too), and all ranks may have to go back to an earlier step: call attach "
+                "first, or store.rollback()"
             )
         record = self._stored()
         steps = int(store[f"{self._name}/progress"][0]) if self._there else None
