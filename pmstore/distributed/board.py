@@ -9,6 +9,7 @@ whose stores have no `clone`) they name all that it may be.
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -24,8 +25,8 @@ import torch.distributed as dist
 _BEAT_SECONDS = 0.5
 _FAST_BEAT_SECONDS = 0.05
 _END_SECONDS = 2.0
-"""That the end of a process waits: at most, to say so, and after an error, for others to read it:
-the store of addresses may be this process's own."""
+"""That the end of a process waits to say so, at most; rank 0, which mostly has the store of
+addresses, waits for others to read it."""
 _MOST_CHARACTERS = 1000
 _over = threading.Event()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -38,7 +39,7 @@ class Board:
     Attributes:
         come: how many messages this rank has begun; the first is that it has come.
         behind: ranks that had begun fewer at the last `look`.
-        ended: ranks whose processes have ended, and of what.
+        ended: ranks whose processes an error has ended; which, and whether it is permanent.
         all_come: set when they have, or if nobody can know.
     """
 
@@ -55,7 +56,7 @@ class Board:
         self._looked = threading.Event()
         self.come: int = 1
         self.behind: list[int] = []
-        self.ended: dict[int, str] = {}
+        self.ended: dict[int, tuple[str, bool]] = {}
         self.all_come: threading.Event = threading.Event()
         again(self._keep)
 
@@ -78,7 +79,12 @@ class Board:
                 self._said += more
             if not self.all_come.is_set() or self._asked:
                 self._read()
-        except (RuntimeError, AttributeError, ValueError):  # who has it is gone; there is none
+        except (
+            RuntimeError,
+            AttributeError,
+            ValueError,
+            TypeError,
+        ):  # it is gone, none, or strange
             self.all_come.set()
             self._looked.set()
             return None
@@ -93,7 +99,7 @@ class Board:
             ]
         if store.check(["ended"]):
             self.ended = {
-                rank: store.get(f"ended/{number}").decode(errors="replace")
+                rank: _decode(store.get(f"ended/{number}"))
                 for rank, number in enumerate(self._ranks)
                 if store.check([f"ended/{number}"])
             }
@@ -102,6 +108,11 @@ class Board:
         if asked:
             self._asked = False
             self._looked.set()
+
+
+def _decode(told: bytes) -> tuple[str, bool]:
+    said, permanent = json.loads(told)
+    return str(said)[:_MOST_CHARACTERS], bool(permanent)
 
 
 def _notes() -> Any:
@@ -128,27 +139,28 @@ def again(call: Callable[[], float | None]) -> None:
 
 
 def _say_end() -> None:
-    """At the end of the process: ranks that wait for it in `attach` would do so until their
-    timeout, and not know why. No thread is in torch then: that aborts in the end of Python."""
+    """At the end of a process by an error: ranks that wait for it in `attach` would do so until
+    their timeout, and not know why. No thread is in torch then: that would abort."""
     _over.set()
     for thread in list(_threads):
         thread.join(_END_SECONDS)
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return
     error = getattr(sys, "last_value", None)
-    said = "" if error is None else f": {type(error).__name__}: {error}"[:_MOST_CHARACTERS]
+    if error is None or not (dist.is_available() and dist.is_initialized()):
+        return
+    said = f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS]
+    rank, told = dist.get_rank(), json.dumps([said, getattr(error, "permanent", False)])
 
     def say() -> None:
         with suppress(RuntimeError, AttributeError):
             store = _notes()
-            store.set(f"ended/{dist.get_rank()}", said)
+            store.set(f"ended/{rank}", told)
             store.set("ended", "1")
 
     thread = threading.Thread(target=say, daemon=True)
     with suppress(RuntimeError):  # of an interpreter that starts none any more
         thread.start()
         thread.join(_END_SECONDS)
-        if error is not None:
+        if rank == 0 and dist.get_world_size() > 1:
             time.sleep(_END_SECONDS)
 
 

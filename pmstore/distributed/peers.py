@@ -168,6 +168,7 @@ class Peers:
             f"{self._others(late=time.monotonic() - began > self.timeout / 2)} is lost, or {what} "
             f"within {self.timeout:g} seconds ({_first_line(error)})"
         )
+        told.permanent = any(permanent for _, permanent in self._board.ended.values())
         self._message = None
         return told
 
@@ -175,7 +176,9 @@ class Peers:
         """Who is waited for, as far as is known. late: all that live have come by now."""
         self._board.look(_LOOK_SECONDS)
         if ended := self._board.ended:
-            return " and ".join(f"rank {rank} (it has ended{of})" for rank, of in ended.items())
+            return " and ".join(
+                f"rank {rank} (it has ended: {of})" for rank, (of, _) in ended.items()
+            )
         every = [one for one in range(self.world) if one != self.rank] or [self.rank]
         behind = self._board.behind if late else []
         return ("one of the " if len(behind or every) > 1 else "") + named(behind or every)
