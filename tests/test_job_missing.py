@@ -20,14 +20,16 @@ from jobs.server import free_port
 import pmstore
 
 PROGRAM = """
-import logging, os, sys, time
+import faulthandler, logging, os, sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
 import pmstore, pmstore.torch
 folder, case, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
 torch.set_num_threads(1)
 logging.basicConfig(level=logging.WARNING, format="LOG %(message)s")
+faulthandler.dump_traceback_later(120, exit=True)
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+faulthandler.cancel_dump_traceback_later()
 rank = dist.get_rank()
 if case == "late" and rank == 2:
     time.sleep(60)

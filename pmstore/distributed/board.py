@@ -51,6 +51,7 @@ class Board:
         self._rank = rank
         self._ranks = ranks
         self._store: Any = None
+        self._open = True
         self._said = 0
         self._asked = False
         self._looked = threading.Event()
@@ -63,12 +64,19 @@ class Board:
     def look(self, seconds: float) -> None:
         """Until it is known what the others have said, if that takes no longer."""
         self.behind = []
-        self._looked.clear()
-        self._asked = True
-        self._looked.wait(seconds)
+        if self._open:
+            self._looked.clear()
+            self._asked = True
+            self._looked.wait(seconds)
+
+    def close(self) -> None:
+        """Before this rank or another may end: torch complains, where an answer does not come."""
+        self._open = False
 
     def _keep(self) -> float | None:
         """Says and reads. Returns in how many seconds to do that again; None: never."""
+        if not self._open:
+            return None
         try:
             if self._store is None:
                 self._store = _notes()
@@ -85,6 +93,7 @@ class Board:
             ValueError,
             TypeError,
         ):  # it is gone, none, or strange
+            self.close()
             self.all_come.set()
             self._looked.set()
             return None

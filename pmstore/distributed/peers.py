@@ -211,6 +211,7 @@ class Peers:
     def part(self) -> None:
         """Before a rank may end: all have read what it told them last, if they live. The end of a
         process resets its connections, and what a peer had not read by then is lost."""
+        self._board.close()
         with suppress(PeerLostError):
             self._gather(torch.zeros(1, dtype=torch.uint8))
 
