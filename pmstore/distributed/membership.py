@@ -255,8 +255,8 @@ class Membership:
         return MixedStoresError(
             f"{self._store.path}: the ranks of the job have not done the same. All have to commit "
             "the same steps, of as many batches or updates, roll back together and end "
-            "together; this commit does not count. "
-            "Start the job again: it goes on from the generation before\n" + "\n".join(lines)
+            "together; this commit does not count. Mend the program: started again, the job goes "
+            "on from the generation before\n" + "\n".join(lines)
         )
 
     # ---- the store asks (see `pmstore.objects.guards.Guard`)
