@@ -19,10 +19,13 @@ class PmstoreError(Exception):
         path: the store's file, or "" where none is concerned.
         problem: the message without path and remedy, which is for programs in Python, or "" where
             it has no such parts.
+        permanent: the same program, started again on the same stores, gets the same error. So a
+            launcher should not do that (docs/DISTRIBUTED.md says how to tell it).
     """
 
     path: str = ""
     problem: str = ""
+    permanent: bool = False
 
 
 class StoreLockedError(PmstoreError, BlockingIOError):
@@ -74,6 +77,7 @@ class CorruptStoreError(PmstoreError, ValueError):
         offset: where in the file, in bytes, or None where no single place is to blame.
     """
 
+    permanent = True
     offset: int | None = None
 
 
@@ -85,6 +89,8 @@ class FormatVersionError(PmstoreError, ValueError):
     """The store was written by a version of pmstore, or on a machine, that this one does not
     understand."""
 
+    permanent = True
+
 
 class UncleanMachineCrashError(PmstoreError, OSError):
     """The machine restarted under a store whose domain only survives the death of its process. It
@@ -92,6 +98,8 @@ class UncleanMachineCrashError(PmstoreError, OSError):
 
     Also where the system does not tell whether it did.
     """
+
+    permanent = True
 
 
 class UncleanCopyError(UncleanMachineCrashError):
@@ -153,6 +161,8 @@ class MixedStoresError(PmstoreError, RuntimeError):
     """The stores, or the programs, of a job's ranks do not belong together: no state of the job is
     in all of them, or one rank did what the others did not. Raised at every rank. Nothing was
     lost."""
+
+    permanent = True
 
 
 class PeerLostError(PmstoreError, RuntimeError):

@@ -174,7 +174,8 @@ class Membership:
         wants = self._meetings.wish(ask=self._kind == ticket.COMMIT).encode()
         numbers = ticket.pack(fields, [-int(self._half), *wants])
         try:
-            work = self._peers.start_min(numbers)
+            leaves = fields.kind in (ticket.LEAVING, ticket.FINAL)
+            work = self._peers.start_min(numbers, _NOT_LEFT if leaves else _NOT_DONE)
             self._flying = _Flying(work, numbers, fields, key, self._meetings.told())
             self._due = False
         except PeerLostError as error:
@@ -208,8 +209,7 @@ class Membership:
             return
         flying = self._flying
         try:
-            leaves = flying.fields.kind in (ticket.LEAVING, ticket.FINAL)
-            self._peers.wait(flying.work, what=_NOT_LEFT if leaves else _NOT_DONE)
+            self._peers.wait(flying.work)
         except PeerLostError as error:
             raise self._break(error) from error
         least, greatest, (half, *wants) = ticket.unpack(flying.numbers)
@@ -255,8 +255,8 @@ class Membership:
         return MixedStoresError(
             f"{self._store.path}: the ranks of the job have not done the same. All have to commit "
             "the same steps, of as many batches or updates, roll back together and end "
-            "together; this commit does not count. "
-            "Start the job again: it goes on from the generation before\n" + "\n".join(lines)
+            "together; this commit does not count. Mend the program: started again, the job goes "
+            "on from the generation before\n" + "\n".join(lines)
         )
 
     # ---- the store asks (see `pmstore.objects.guards.Guard`)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ import msgpack
 import torch
 import torch.distributed as dist
 
+from pmstore.distributed.board import Board, again
 from pmstore.errors import PeerLostError
 
 _log = logging.getLogger("pmstore")
@@ -28,10 +30,23 @@ _LATER = 5.0
 _TELL_SECONDS = 10.0
 """Who waits for longer says so: else a job that hangs by a mistake of the program's tells nothing
 until the timeout."""
+_LOOK_SECONDS = 1.0
+"""For what the others said, where one is lost."""
 _LARGEST_BYTES = 64 << 20
 """Of what one rank tells the others: a peer's word for how long it is, is not believed beyond."""
 
 _Told = TypeVar("_Told")
+
+
+@dataclass
+class _Message:
+    """The newest one. ended: whether it has, without an error; what: a rank has not done that it
+    waits for, in words."""
+
+    ended: Callable[[], bool]
+    what: str
+    began: float
+    told: int = 0
 
 
 class Peers:
@@ -71,6 +86,9 @@ class Peers:
         self.timeout = timeout
         self.ranks: list[int] = dist.get_process_group_ranks(given)
         ranks = self.ranks
+        self._board = Board(self.rank, ranks)
+        self._message: _Message | None = None
+        again(self._watch)
         self._group: Any = self._meet(
             lambda: dist.new_group(
                 ranks,
@@ -81,8 +99,8 @@ class Peers:
         )
 
     def _meet(self, make: Callable[[], Any]) -> Any:
-        """Makes the group, on a thread: where a rank dies while it connects, gloo waits for longer
-        than it is told, and sees no signals."""
+        """Makes the group when all ranks have come, on a thread: where one dies while it connects,
+        gloo waits for longer than it is told, and sees no signals."""
         made: Future[Any] = Future()
 
         def work() -> None:
@@ -91,10 +109,18 @@ class Peers:
             except BaseException as error:
                 made.set_exception(error)
 
-        what = "did not come to attach()"
+        board, what, began = self._board, "did not come to attach()", time.monotonic()
+        self._message = _Message(made.done, what, began)
+        self._wait_for(
+            lambda slice_: board.all_come.wait(slice_) or bool(board.ended), what, self.timeout
+        )
+        if not board.all_come.is_set():
+            raise self._lost(what, ChildProcessError("its process has ended"))
         threading.Thread(target=work, name="pmstore attach", daemon=True).start()
         self._wait_for(
-            lambda seconds: bool(futures.wait([made], seconds).done), what, self.timeout + _LATER
+            lambda slice_: bool(futures.wait([made], slice_).done),
+            what,
+            max(self.timeout - (time.monotonic() - began), _LATER),
         )
         return self._telling(what, made.result)
 
@@ -104,22 +130,58 @@ class Peers:
         except (RuntimeError, ValueError) as error:  # gloo's own are RuntimeErrors
             raise self._lost(what, error) from error
 
+    # ---- who is waited for
+
+    def _begins(self, ended: Callable[[], bool], what: str) -> None:
+        self._board.come += 1
+        self._message = _Message(ended, what, time.monotonic())
+
+    def _watch(self) -> float:
+        """On a thread: where the program waits in a collective of its own, nobody else would say
+        it. Returns in how many seconds to look again."""
+        message = self._message
+        if message is None or message.ended():
+            return _LOOK_SECONDS
+        waited = time.monotonic() - message.began
+        if waited > self.timeout + 2 * _LATER and message.told < 2:
+            message.told = 2
+            _log.error(
+                f"rank {self.rank} of {self.world}: {self._others(late=True)} is lost, or "
+                f"{message.what} within {self.timeout:g} seconds. The job is over, and this rank "
+                "hangs in something of the program's own, such as a collective of its model, "
+                "whose limit is the timeout of init_process_group: end the process, and start the "
+                "job again"
+            )
+        elif waited > _TELL_SECONDS and not message.told:
+            message.told = 1
+            _log.warning(
+                f"rank {self.rank} of {self.world} has waited for {_TELL_SECONDS:g} seconds: "
+                f"{self._others(late=True)} {message.what}. It gives up after {self.timeout:g} "
+                "(attach(job=Job(timeout=...)))"
+            )
+        return _LOOK_SECONDS
+
     def _lost(self, what: str, error: Exception) -> PeerLostError:
-        return PeerLostError(
-            f"rank {self.rank} of {self.world}: {self._others} is lost, or {what} within "
-            f"{self.timeout:g} seconds ({_first_line(error)})"
+        began = time.monotonic() if self._message is None else self._message.began
+        told = PeerLostError(
+            f"rank {self.rank} of {self.world}: "
+            f"{self._others(late=time.monotonic() - began > self.timeout / 2)} is lost, or {what} "
+            f"within {self.timeout:g} seconds ({_first_line(error)})"
         )
+        told.permanent = any(permanent for _, permanent in self._board.ended.values())
+        self._message = None
+        return told
 
-    def _tell(self, what: str, limit: float) -> None:
-        _log.warning(
-            f"rank {self.rank} of {self.world} has waited for {_TELL_SECONDS:g} seconds: "
-            f"{self._others} {what}. It gives up after {limit:g} (attach(job=Job(timeout=...)))"
-        )
-
-    @property
-    def _others(self) -> str:
-        others = [str(one) for one in range(self.world) if one != self.rank]
-        return f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(others)}"
+    def _others(self, late: bool) -> str:
+        """Who is waited for, as far as is known. late: all that live have come by now."""
+        self._board.look(_LOOK_SECONDS)
+        if ended := self._board.ended:
+            return " and ".join(
+                f"rank {rank} (it has ended: {of})" for rank, (of, _) in ended.items()
+            )
+        every = [one for one in range(self.world) if one != self.rank] or [self.rank]
+        behind = self._board.behind if late else []
+        return ("one of the " if len(behind or every) > 1 else "") + named(behind or every)
 
     # ---- all at once
 
@@ -140,13 +202,16 @@ class Peers:
 
     def _gather(self, mine: torch.Tensor, within: float = math.inf) -> list[torch.Tensor]:
         every = [torch.empty_like(mine) for _ in range(self.world)]
-        work = self._start(lambda: dist.all_gather(every, mine, self._group, async_op=True))
+        work = self._start(
+            lambda: dist.all_gather(every, mine, self._group, async_op=True), "did not answer"
+        )
         self.wait(work, within)
         return every
 
     def part(self) -> None:
         """Before a rank may end: all have read what it told them last, if they live. The end of a
         process resets its connections, and what a peer had not read by then is lost."""
+        self._board.close()
         with suppress(PeerLostError):
             self._gather(torch.zeros(1, dtype=torch.uint8))
 
@@ -163,19 +228,22 @@ class Peers:
 
     # ---- while the program goes on
 
-    def start_min(self, numbers: torch.Tensor) -> Any:
-        """Begins to make each number the least of all ranks', in place. `wait` waits for it."""
+    def start_min(self, numbers: torch.Tensor, what: str) -> Any:
+        """Begins to make each number the least of all ranks', in place. `wait` waits for it.
+        what: a rank has not done that does not come, in words."""
         # as dist.all_reduce does it, in two thirds of its time
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
-        return self._start(lambda: self._group.allreduce([numbers], options))
+        return self._start(lambda: self._group.allreduce([numbers], options), what)
 
-    def _start(self, call: Callable[[], Any]) -> Any:
-        return self._telling("has ended its process group", call)
+    def _start(self, call: Callable[[], Any], what: str) -> Any:
+        work = self._telling("has ended its process group", call)
+        self._begins(lambda: _succeeded(work), what)
+        return work
 
-    def wait(self, work: Any, within: float = math.inf, what: str = "did not answer") -> None:
-        """Until every rank has come. Signals are handled meanwhile. within: seconds. what: a rank
-        has not done that does not come, in words."""
+    def wait(self, work: Any, within: float = math.inf) -> None:
+        """For the newest message: until every rank has come. Signals are handled meanwhile.
+        within: seconds."""
 
         def ended(seconds: float) -> bool:
             with suppress(RuntimeError):  # not yet, or its own: raised below
@@ -183,20 +251,25 @@ class Peers:
                     work.wait(timedelta(seconds=seconds))
             return bool(work.is_completed())
 
+        assert self._message is not None
+        what = self._message.what
         self._wait_for(ended, what, min(within, self.timeout + _LATER))
         self._telling(what, work.wait)
 
     def _wait_for(self, ended: Callable[[float], bool], what: str, limit: float) -> None:
         """ended: waits for so many seconds at most. Raises: PeerLostError."""
-        now = time.monotonic()
-        tell, end = now + _TELL_SECONDS, now + limit
+        end = time.monotonic() + limit
         while not ended(_SLICE_SECONDS):
-            now = time.monotonic()
-            if now > end:
+            if time.monotonic() > end:
                 raise self._lost(what, TimeoutError("no answer"))
-            if now > tell:
-                tell = math.inf
-                self._tell(what, min(limit, self.timeout))
+
+
+def _succeeded(work: Any) -> bool:
+    with suppress(RuntimeError):
+        if work.is_completed():
+            work.wait()
+            return True
+    return False
 
 
 def _first_line(error: Exception, most: int = 160) -> str:

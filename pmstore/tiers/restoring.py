@@ -9,7 +9,7 @@ import glob
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,11 @@ import numpy as np
 
 from pmstore.base.newfile import create
 from pmstore.engine import snapshot
-from pmstore.engine.constants import DOMAINS, PAGE_BYTES
+from pmstore.engine.constants import DOMAINS, PAGE_BYTES, ROOT
+from pmstore.engine.pool import Pool
 from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
-from pmstore.errors import CorruptStoreError, FormatVersionError, StoreFullError
-from pmstore.objects.array import Array
+from pmstore.errors import CorruptStoreError, FormatVersionError, PmstoreError, StoreFullError
+from pmstore.objects.array import Array, span
 from pmstore.tiers.choosing import Wanted, read_first
 from pmstore.tiers.handle import telling
 from pmstore.tiers.jobs import Jobs
@@ -82,23 +83,18 @@ def restore(
     or not at all, durable on return; it has a uuid of its own, so that what it is trained to and
     flushed does not mix with the run it came from.
 
-    path: where nothing is. run: of those in the tier (its beginning will do); needed where several
-        have that epoch. kept: the newest that a training run kept under this name, or at this step
-        (`run.keep`). rank: whose store. domain: what `pmstore.open` will use by default.
-        stall_seconds: a remote place that leaves a request (of 8 MiB or a chunk) unanswered for so
-        long is an error, and no reason to take an older epoch; None: waits for ever. progress:
-        called with (bytes done, bytes of all), on some thread.
+    path: where nothing is, or a store to which nothing was ever committed, which is replaced: a
+        start of a job that lacks a store leaves one. run: of those in the tier (its beginning will
+        do); needed where several have that epoch. kept: the newest that a training run kept under
+        this name, or at this step (`run.keep`). rank: whose store. domain: what `pmstore.open` will
+        use by default. stall_seconds: a remote place that leaves a request (of 8 MiB or a chunk)
+        unanswered for so long is an error, and no reason to take an older epoch; None: waits for
+        ever. progress: called with (bytes done, bytes of all), on some thread.
 
     Raises: TierError: no epoch could be restored, with the reason for each, or the place does not
         answer; FileExistsError; StoreFullError, OSError; ValueError for arguments.
     """
     target = Path(os.path.abspath(os.fspath(path)))
-    if os.path.lexists(target):
-        raise FileExistsError(
-            errno.EEXIST,
-            "restore makes a new store: give a path where nothing is, or remove it first",
-            str(target),
-        )
     if domain not in DOMAINS:
         raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
     if not target.parent.is_dir():
@@ -109,13 +105,66 @@ def restore(
         )
     patience = Patience(os.fspath(url), stall_seconds)
     backend = open_places(url, storage_options, patience)
-    _clear_leavings(target)
+    with _vacant(target) as publish:
+        _clear_leavings(target)
 
-    def read(info: EpochInfo) -> int:
-        return _restore_one(EpochBytes(backend, info, rank), target, domain, progress, patience)
+        def read(info: EpochInfo) -> int:
+            source = EpochBytes(backend, info, rank)
+            return _restore_one(source, target, publish, domain, progress, patience)
 
-    size, info, skipped = read_first(backend, Wanted(epoch, run, kept), "restored", read)
+        size, info, skipped = read_first(backend, Wanted(epoch, run, kept), "restored", read)
     return RestoreReport(str(target), info.epoch, info.run, size, tuple(skipped))
+
+
+@contextlib.contextmanager
+def _vacant(target: Path) -> Iterator[Callable[[Path, Path], None]]:
+    """Gives what puts the store there: fails if somebody made a file there meanwhile, or replaces
+    one to which nothing was ever committed. That is locked until then.
+
+    Raises: FileExistsError: there is something else.
+    """
+    if not os.path.lexists(target):
+        yield _link
+        return
+    pool = _never_committed(target)
+    if pool is None:
+        raise FileExistsError(
+            errno.EEXIST,
+            "restore makes a new store: give a path where nothing is, or remove it first",
+            str(target),
+        )
+    try:
+        yield os.replace
+    finally:
+        pool.handle.close(False, 0.0, lambda: False, lambda: None)
+
+
+def _never_committed(target: Path) -> Pool | None:
+    """A store that nobody has open, locked; None: it is something else."""
+    if target.is_symlink():
+        return None
+    with contextlib.suppress(PmstoreError, OSError):
+        pool = Pool(
+            str(target),
+            "r",
+            size_bytes=0,
+            max_size_bytes=0,
+            domain="auto",
+            lock_timeout_seconds=0.0,
+            hot=False,
+            force=False,
+            hold=False,
+            ranges=span,
+        )
+        if pool.epoch() == pool.count(ROOT) == 0:
+            return pool
+        pool.handle.close(False, 0.0, lambda: False, lambda: None)
+    return None
+
+
+def _link(new: Path, target: Path) -> None:
+    os.link(new, target)
+    os.unlink(new)
 
 
 def _clear_leavings(target: Path) -> None:
@@ -133,6 +182,7 @@ def _clear_leavings(target: Path) -> None:
 def _restore_one(
     source: EpochBytes,
     target: Path,
+    publish: Callable[[Path, Path], None],
     domain: str,
     progress: Callable[[int, int], Any] | None,
     patience: Patience,
@@ -150,8 +200,7 @@ def _restore_one(
                 snapshot.seal_store(fd, source.manifest.head, domain, str(target))
             except (CorruptStoreError, FormatVersionError) as error:
                 raise BrokenEpochError("corrupt", str(error)) from error
-            os.link(temporary, target)  # fails if somebody made a file there meanwhile
-            os.unlink(temporary)
+            publish(temporary, target)
             _sync_directory(target.parent)
             with contextlib.suppress(OSError):
                 # explicitly: a child forked meanwhile has the descriptor too

@@ -14,6 +14,8 @@ class AttachError(PmstoreError, ValueError):
     """What was given to `attach` cannot be moved into the store, or is attached already; or the run
     was detached; or the program trains with what it has not given. Nothing was changed."""
 
+    permanent = True
+
 
 class MismatchError(AttachError):
     """Model, optimizer or loader are not the ones whose state is stored. Nothing was changed.

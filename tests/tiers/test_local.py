@@ -288,6 +288,25 @@ def test_a_restore_does_not_replace_a_file(step: Step, path: Path, url: str) -> 
         pmstore.restore(path, url)
 
 
+def test_a_restore_replaces_a_store_to_which_nothing_was_committed(
+    filled: pmstore.Store, step: Step, path: Path, url: str
+) -> None:
+    """A start that found no store leaves one, and is told to restore the one that is lost."""
+    epoch = step(1)
+    filled.close()
+    path.unlink()
+    with pmstore.open(path) as left:
+        left["config"] = 1
+        with pytest.raises(FileExistsError):  # somebody has it open
+            pmstore.restore(path, url)
+        left.rollback()
+    assert pmstore.restore(path, url).epoch == epoch
+    with pmstore.open(path) as store:
+        assert store["a"][0] == 1
+    with pytest.raises(FileExistsError, match="remove it first"):
+        pmstore.restore(path, url)
+
+
 # ---- other ways in and out -----------------------------------------------------------------------
 
 

@@ -182,10 +182,16 @@ def test_what_is_written_before_attach(shm: Path) -> None:
     run, _, _ = attach(store, process_group="world", tiers=["disk"])
     store.close()
     with pmstore.open(shm / "run.pm") as store:
-        store["config"] = {"lr": 0.2}
-        with pytest.raises(pmstore.TransactionError, match="before attach"):
-            attach(store, process_group="world", tiers=["disk"])
-        store.rollback()
+        for write in (
+            lambda: store.__setitem__("config", {"lr": 0.2}),
+            lambda: store.add_tier("disk", pmstore.TierConfig(str(shm / "tier"), run="another")),
+        ):
+            write()
+            with pytest.raises(
+                pmstore.TransactionError, match=r"before attach \(a tier with other"
+            ):
+                attach(store, process_group="world", tiers=["disk"])
+            store.rollback()
         run, _, _ = attach(store, process_group="world", tiers=["disk"])
         assert run.step == 2
 

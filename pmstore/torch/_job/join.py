@@ -92,7 +92,7 @@ class Joining:
             self._layout = _layout(self._name, program, policy)
             told = self._record()
         except Exception as error:
-            mine, told = error, {"error": _said(error)}
+            mine, told = error, _failed(error)
         every = self._exchange(told, mine)
         if len({one["layout"] for one in every}) > 1:
             raise self._different(self._peers.gather(self._layout))
@@ -102,7 +102,8 @@ class Joining:
             reasons = "\n".join(f"  {one}" for one in explain(members))
             raise MixedStoresError(
                 f"{self._store.path}: the stores of the job's {self._peers.world} ranks have no "
-                f"generation in common. Nothing was changed\n{reasons}"
+                f"generation in common. Nothing was changed, and to start the job again does not "
+                f"help\n{reasons}"
             )
         self._refuse_doubt_of_others(every, members)
         self._refuse_unlike_epochs(every, chosen)
@@ -119,10 +120,12 @@ class Joining:
         failed = [rank for rank, one in enumerate(every) if "error" in one]
         if failed:
             said = "; ".join(f"rank {rank}: {every[rank]['error']}" for rank in failed)
-            raise AttachError(
+            refused = AttachError(
                 f"{self._store.path}: {named(failed)} of the job could not attach, so that this "
                 f"rank does not either. {said}"
             )
+            refused.permanent = any(every[rank]["permanent"] for rank in failed)
+            raise refused
         return every
 
     def _record(self) -> dict[str, Any]:
@@ -131,8 +134,9 @@ class Joining:
         pool = store._core.pool
         if pool.in_doubt and store.written():
             raise TransactionError(
-                f"{store.path}: something was written before attach, and all ranks may have to go "
-                "back to an earlier step: call attach first, or store.rollback()"
+                f"{store.path}: something was written before attach (a tier with other settings is "
+                "that too), and all ranks may have to go back to an earlier step: call attach "
+                "first, or store.rollback()"
             )
         record = self._stored()
         steps = int(store[f"{self._name}/progress"][0]) if self._there else None
@@ -212,7 +216,7 @@ class Joining:
                 lines.append(f"{key}: {told}")
         return MismatchError(
             "the ranks of the job do not give attach the same program: give all the same. Nothing "
-            "was changed",
+            "was changed, and to start the job again as it is does not help",
             mismatched=lines,
         )
 
@@ -260,7 +264,7 @@ class Joining:
     def _meet(self, told: dict[str, Any], mine: BaseException | None) -> list[Any]:
         """All ranks have got here. Raises: mine; AttachError: another rank's; PeerLostError."""
         with self._peers.together():
-            return self._exchange(told if mine is None else {"error": _said(mine)}, mine)
+            return self._exchange(told if mine is None else _failed(mine), mine)
 
     def _come_to(self, epoch: int) -> None:
         """The store's epoch becomes that of the rank that is furthest: going back is a commit, of
@@ -367,6 +371,11 @@ def _flat(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 def _digest(layout: dict[str, Any]) -> int:
     return int.from_bytes(hashlib.blake2b(msgpack.packb(layout), digest_size=7).digest(), "big")
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    """What the others are told of it."""
+    return {"error": _said(error), "permanent": getattr(error, "permanent", False)}
 
 
 def _said(error: BaseException) -> str:
