@@ -66,7 +66,7 @@ def metrics(steps: Steps) -> dict[str, float]:
     store, progress, course = steps.store, steps.progress, steps.course
     place, stats = progress.place.given, store.stats()
     found: dict[str, float] = {
-        "step": progress.finished,
+        "step": steps.done,
         "committed_step": progress.committed,
         "data_epoch": place.data_epoch,
         "batch": place.batch - 1,

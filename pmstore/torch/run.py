@@ -75,8 +75,8 @@ class Run:
     @property
     def step(self) -> int:
         """Steps that have ended, over all processes of this run: of batches, of `steps` and by
-        hand."""
-        return self._steps.progress.finished
+        hand. One by hand counts as soon as its block is left."""
+        return self._steps.done
 
     @property
     def committed(self) -> int:

@@ -20,6 +20,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -848,7 +849,7 @@ def test_steps_by_hand_stop(training: Training) -> None:
             training.update()
             if run.step == 2:
                 run.stop()
-    assert run.step == 2
+    assert run.step == 3
     with pytest.raises(RuntimeError, match=r"run\.stop\(\) has ended the run"):
         run.next_step().__enter__()
     assert run.step == 3
@@ -994,12 +995,88 @@ def test_a_logger_that_fails_is_told_again(training: Training) -> None:
     assert told == [(number + 1, {"loss": float(number)}) for number in range(4)]
 
 
+def test_loggers_are_told_what_is_logged_behind_the_last_loop(path: Path) -> None:
+    told: list[Any] = []
+
+    def program(training: Training) -> None:
+        training.run.log_to(lambda values, step: told.append((step, values)), name="mine")
+        for number in training.run.steps(2):
+            training.run.log(loss=number)
+        training.run.log(test=0.5)
+
+    live(path, program)
+    assert told == [(1, {"loss": 0.0}), (2, {"loss": 1.0}), (2, {"test": 0.5})]
+
+
 def test_what_is_no_logger(training: Training) -> None:
     with pytest.raises(TypeError, match="is no logger"):
         training.run.log_to(3)  # type: ignore[arg-type]
 
 
+def test_what_the_program_has_put_into_its_state_is_not_written_to(training: Training) -> None:
+    """A roll back gives back what was there at the last commit, and writes into nothing else."""
+    run, data, held = training.run, torch.arange(6.0).reshape(3, 2), {"names": ["a"]}
+    state = run.state
+    for number in run.steps(2):
+        if number == 0:
+            state.update(last=[1], best=[0], row=data[0], held={"names": ["b"]})
+            run.commit()
+        else:
+            state["best"] = state["last"]
+            state.update(row=data[2], held=held)
+            run.rollback()
+            break
+    assert state["last"] == [1]
+    assert state["best"] == [0]
+    assert state["row"].tolist() == [0.0, 1.0]
+    assert state["held"] == {"names": ["b"]}
+    assert held == {"names": ["a"]}
+    assert torch.equal(data, torch.arange(6.0).reshape(3, 2))
+
+
+def test_arrays_that_are_not_written_to_in_place(path: Path) -> None:
+    """A head puts them into the state of the program at each start."""
+    seen: list[Any] = []
+
+    def program(training: Training) -> None:
+        state = training.run.state
+        with torch.inference_mode():
+            state["before"] = training.model(torch.ones(3)).mean()
+        state["wide"] = torch.ones(1).expand(3)
+        state["for reading"] = np.broadcast_to(np.ones(1), 3)
+        state["leaf"] = torch.ones(2, requires_grad=True)
+        for _ in training.run.steps(3):
+            training.update()
+            training.run.commit()
+            training.run.rollback()
+            seen.append({name: one.tolist() for name, one in state.items()})
+            if len(seen) == 1:
+                raise Kill
+
+    live(path, program)
+    live(path, program)
+    assert len(seen) == 3
+    assert all(one == seen[0] for one in seen)
+
+
 # ---- going back
+
+
+def test_a_step_by_hand_counts_when_its_block_is_left(training: Training) -> None:
+    run, made = training.run, 0
+    while run.step < 3:
+        with run.next_step():
+            assert run.step == made
+            training.update()
+        made += 1
+        assert run.step == run.metrics()["step"] == made
+    assert made == 3
+    run.commit()
+    assert run.step == run.committed == 3
+    with run.next_step():
+        pass
+    run.rollback()
+    assert run.step == 3
 
 
 def test_an_error_of_a_step_by_hand_takes_it_back(training: Training) -> None:

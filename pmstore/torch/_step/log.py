@@ -270,6 +270,11 @@ class Log:
             self._store[path] = [*known, name]
         self.loggers.append(_Logger(name, _function_of(writer), int(self._told[number])))
 
+    @property
+    def untold(self) -> bool:
+        """Whether there are rows that a logger was not told of."""
+        return any(logger.row < self._end for logger in self.loggers)
+
     def tell(self) -> None:
         """All rows that were written are committed: loggers are told of those that are new."""
         for logger in self.loggers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,6 +250,7 @@ class RunState:
     def __init__(self, store: Store, run: str) -> None:
         self.values: dict[str, Any] = {}
         self._part = Part(store, f"{run}/state")
+        self._written: dict[int, Any] = {}  # lists, dicts and arrays that it was written from
         self.stored: bool = False
 
     def write(self) -> None:
@@ -257,31 +259,47 @@ class RunState:
         Raises: TypeError: a value is not plain data.
         """
         self._part.write(self.values)
+        self._written = dict(_objects(self.values))
         self.stored = True
 
     def restore(self) -> None:
         """The values become those of the last commit."""
         self._part.forget()
         self.stored = self._part.stored
-        _become(self.values, self._part.read() if self.stored else {})
+        ours = {**self._written, id(self.values): self.values}
+        _become(self.values, self._part.read() if self.stored else {}, ours)
+        self._written = dict(_objects(self.values))
 
 
-def _become(here: Any, wanted: Any) -> Any:
-    """What is wanted, in the dicts, lists and arrays that are here: the program may hold them."""
-    if type(here) is not type(wanted):
+def _objects(value: Any) -> Iterator[tuple[int, Any]]:
+    """The dicts, lists and arrays of a value, by their ids."""
+    if type(value) in (dict, list) or isinstance(value, (np.ndarray, torch.Tensor)):
+        yield id(value), value
+    if type(value) in (dict, list):
+        for one in value.values() if type(value) is dict else value:
+            yield from _objects(one)
+
+
+def _become(here: Any, wanted: Any, ours: dict[int, Any]) -> Any:
+    """What is wanted, in the dicts, lists and arrays that are here: the program may hold them. Only
+    in those that are ours, which were there at the last commit, and in each once: others are the
+    program's, which has put them here since then."""
+    if type(here) is not type(wanted) or ours.pop(id(here), None) is None:
         return wanted
     if type(here) is dict:
         known = dict(here)
         here.clear()
-        here.update((key, _become(known.get(key), one)) for key, one in wanted.items())
+        here.update((key, _become(known.get(key), one, ours)) for key, one in wanted.items())
         return here
     if type(here) is list:
         known_items = [*here, *[None] * len(wanted)]
-        here[:] = [_become(one, now) for one, now in zip(known_items, wanted, strict=False)]
+        here[:] = [_become(one, now, ours) for one, now in zip(known_items, wanted, strict=False)]
         return here
-    if isinstance(here, (np.ndarray, torch.Tensor)):
-        if here.shape != wanted.shape or here.dtype != wanted.dtype:
-            return wanted
-        here[...] = wanted
-        return here
-    return wanted
+    if here.shape != wanted.shape or here.dtype != wanted.dtype:
+        return wanted
+    try:
+        with torch.inference_mode():  # its tensors, and leaves, are written to as others are
+            here[...] = wanted
+    except (RuntimeError, ValueError):  # it is expanded, or for reading: nothing was written
+        return wanted
+    return here

@@ -140,6 +140,11 @@ class OpenStep:
         self.within = self.used = False
         self.updating = 0
 
+    @property
+    def left(self) -> bool:
+        """It is by hand, and its block was left, so that it is complete."""
+        return self.state is StepState.MARKED and self.kind is Kind.HAND and not self.within
+
     def update(self) -> None:
         """An optimizer's step begins. Raises: TransactionError: outside of a step."""
         if self.state is not StepState.OPEN:

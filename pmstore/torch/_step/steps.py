@@ -121,6 +121,11 @@ class Steps:
             if self.progress.committed:
                 optimizer._opt_called = True  # else a new scheduler warns of a wrong order
 
+    @property
+    def done(self) -> int:
+        """Finished steps, and one by hand that is complete, as its block was left."""
+        return self.progress.finished + self.step.left
+
     def use(self, schedule: Schedule) -> None:
         self.schedule = schedule
         schedule.capture = self._capture
@@ -561,6 +566,14 @@ class Steps:
             if self.caught_up and self.store.written():
                 self._capture()  # as a whole: a tensor and what belongs to it
             self.log.write(wait=True)
+            if self.log.untold and self.job is None:  # what was logged behind the last loop
+                self._guards.committing = self
+                try:
+                    self.store.commit()
+                finally:
+                    self._guards.committing = None
+                self.log.tell()
+                self.log.write()
             return False
         if step.state is StepState.OPEN:
             if self.job is not None:
