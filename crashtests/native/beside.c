@@ -34,7 +34,9 @@ void wl_flush_begin(struct wl *w, struct wl_flush *f)
         return;
     if (!f->fd) {
         snprintf(f->path, sizeof f->path, "%s-flushed", w->pool->opened.path);
-        f->fd = open(f->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        do
+            f->fd = open(f->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        while (f->fd < 0 && errno == EINTR);
     }
     if (f->fd < 0) {
         f->fd = 0;
@@ -94,7 +96,7 @@ static void compare(struct wl *w, const struct wl_flush *f)
         return;
     struct pms_pool *flushed = wl_open(f->path, PMS_DOMAIN_AUTO, PMS_MODE_READ, &w->error);
     if (!flushed) {
-        w->failed = true;
+        wl_done(w, w->error.status);
         return;
     }
     bool whole = wl_digest(flushed) == f->promised && pms_check(flushed, &report, &e) == PMS_OK &&

@@ -46,6 +46,8 @@ static const struct kind {
 
 const char *faults_name(enum fault_call call) { return kinds[call].name; }
 
+int __real_fstat(int fd, struct stat *st);
+
 static int error_of(enum fault_call call)
 {
     const int *error = kinds[call].error;
@@ -72,7 +74,6 @@ static int fails(enum fault_call call)
         result->in_background = on_journals_thread();
         result->error = error_of(call);
         result->call = call;
-        result->in_session = current->pool != NULL;
         result->closing = current->closing;
     } else if (!fault.lasting || n < fault.nth || call != result->call) {
         return 0;
@@ -147,9 +148,22 @@ WRAPPED(ssize_t, pread, int fd, void *to, size_t n, off_t offset)
     return fails_with_errno(FAULT_PREAD, true) ? -1 : __real_pread(fd, to, shortened(n), offset);
 }
 
+/* Not one that it is flushed to. */
+static bool is_stores(int fd)
+{
+    struct stat a, b;
+    return current->pool && __real_fstat(fd, &a) == 0 &&
+           __real_fstat(current->pool->opened.fd, &b) == 0 && a.st_ino == b.st_ino;
+}
+
 WRAPPED(int, fdatasync, int fd)
 {
-    return fails_with_errno(FAULT_FDATASYNC, true) ? -1 : __real_fdatasync(fd);
+    if (!fails_with_errno(FAULT_FDATASYNC, true))
+        return __real_fdatasync(fd);
+    int saved = errno;
+    result->of_store |= is_stores(fd);
+    errno = saved;
+    return -1;
 }
 
 WRAPPED(int, fsync, int fd) { return fails_with_errno(FAULT_FSYNC, true) ? -1 : __real_fsync(fd); }
@@ -241,6 +255,13 @@ static void look_at_error(const struct wl *w)
         broken("another number than the call gave", w->error.what);
 }
 
+static void transaction(struct wl *w)
+{
+    wl_data(w, "keep", NULL)[14] = 4711;
+    wl_value(w, 0, "went", "on", 2);
+    wl_commit(w);
+}
+
 /* After an error. A store whose sync failed must say so for ever; any other one must be rolled
  * back, and must work. */
 static void go_on(struct wl *w)
@@ -264,11 +285,17 @@ static void go_on(struct wl *w)
     w->status = PMS_OK;
     if (wl_digest(w->pool) != w->board->state[w->board->acked])
         broken("after an error and a roll back the state is not the last commit", "");
-    wl_data(w, "keep", NULL)[14] = 4711;
-    wl_value(w, 0, "went", "on", 2);
-    wl_commit(w);
+    transaction(w);
+    if (w->failed && fault.lasting && w->pool->journal && !pms_pool_failed(w->pool)) {
+        /* the journal's thread had tried once more while the fault was there: that is told by one
+         * commit */
+        if (pms_rollback(w->pool, &e) != PMS_OK)
+            broken("the second roll back failed", "");
+        w->failed = false;
+        transaction(w);
+    }
     if (w->failed && !pms_pool_failed(w->pool))
-        broken("a transaction after an error and a roll back failed", "");
+        broken("a transaction after an error and a roll back failed", w->error.what);
 }
 
 static const struct workload *wrapped;
@@ -312,7 +339,7 @@ void faults_run(const struct workload *w, const char *path, int domain, struct b
     /* At a close all else is synced before the mark, and before the bit that logs are whole. */
     bool of_mark = r->closing && (strcmp(run.error.what, "syncing the session record") == 0 ||
                                   strcmp(run.error.what, "syncing the superblock") == 0);
-    if (r->call == FAULT_FDATASYNC && r->in_session && !r->in_background && !of_mark &&
+    if (r->call == FAULT_FDATASYNC && r->of_store && !r->in_background && !of_mark &&
         says_closed(path))
         broken("a store whose sync failed is marked as closed", run.error.what);
 }

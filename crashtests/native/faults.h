@@ -35,7 +35,7 @@ struct fault {
 struct fault_result {
     enum fault_call call; /* that failed; FAULT_NONE: there are fewer calls than n */
     int error;            /* with which */
-    bool in_session;      /* not in an open */
+    bool of_store;        /* a sync of the store's file, not in an open */
     bool closing;
     bool in_background; /* on the thread that writes the journal home, which may try again */
     /* digest of the state whose commit gave an error, where that may be durable nevertheless */
