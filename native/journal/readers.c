@@ -118,7 +118,7 @@ static int hear(struct pms_reader *c, int64_t until)
 static bool alive(const struct pms_reader *c)
 {
     uint64_t entry;
-    return c->page_map < 0 || pread(c->page_map, &entry, sizeof entry, 0) != 0;
+    return c->page_map < 0 || pms_persist_read(c->page_map, &entry, sizeof entry, 0) != 0;
 }
 
 /* Children that are gone give their descriptors back. */
@@ -166,7 +166,7 @@ void pms_readers_after_fork(struct pms_readers *r)
 static uint64_t entry_of(int page_map, const unsigned char *at)
 {
     uint64_t entry = 0;
-    (void)!pread(page_map, &entry, sizeof entry, (off_t)((uintptr_t)at / PMS_PAGE * sizeof entry));
+    (void)pms_persist_read(page_map, &entry, sizeof entry, (uintptr_t)at / PMS_PAGE * sizeof entry);
     return entry;
 }
 
@@ -175,9 +175,12 @@ static uint64_t entry_of(int page_map, const unsigned char *at)
 static int take_page(int mem, const unsigned char *at)
 {
     char byte;
-    if (pread(mem, &byte, 1, (off_t)(uintptr_t)at) != 1)
+    if (pms_persist_read(mem, &byte, 1, (uintptr_t)at) != 1)
         return 0;
-    ssize_t n = pwrite(mem, &byte, 1, (off_t)(uintptr_t)at);
+    ssize_t n;
+    do
+        n = pwrite(mem, &byte, 1, (off_t)(uintptr_t)at);
+    while (n < 0 && errno == EINTR);
     return n == 1 ? 1 : n == 0 ? 0 : -1;
 }
 
@@ -210,14 +213,23 @@ static bool hand_over(int channel, int mem, int page_map)
     return sendmsg(channel, &message, MSG_NOSIGNAL) == 1;
 }
 
+static int open_own(const char *path, int flags)
+{
+    int fd;
+    do
+        fd = open(path, flags | O_CLOEXEC);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
 /* Nothing is freed: the allocator's lock is not ours to count on. */
 bool pms_readers_in_child(struct pms_readers *r, const struct pms_map *map)
 {
     int channel = r->first ? r->first->child_end : -1;
     bool ok = false;
     if (channel >= 0) {
-        int mem = open("/proc/self/mem", O_RDWR | O_CLOEXEC),
-            page_map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+        int mem = open_own("/proc/self/mem", O_RDWR),
+            page_map = open_own("/proc/self/pagemap", O_RDONLY);
         ok = mem >= 0 && page_map >= 0 && works(mem, page_map, map) &&
              hand_over(channel, mem, page_map);
         if (mem >= 0)
@@ -242,8 +254,8 @@ static enum kept keep_pages(const struct pms_reader *c, const struct pms_map *ma
     uint64_t first = (uintptr_t)map->user / PMS_PAGE;
     for (uint64_t n; page < end; page += n) {
         n = end - page < ENTRIES ? end - page : ENTRIES;
-        ssize_t got = pread(c->page_map, entry, n * sizeof *entry,
-                            (off_t)((first + page) * sizeof *entry));
+        ssize_t got = pms_persist_read(c->page_map, entry, n * sizeof *entry,
+                                       (first + page) * sizeof *entry);
         if (got == 0)
             return GONE;
         if (got != (ssize_t)(n * sizeof *entry))
