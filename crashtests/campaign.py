@@ -71,7 +71,8 @@ def plan(s: Settings, names: list[str], trained: list[str]) -> list[jobs.Chain]:
             if (model, domain) != ("iii", "process"):
                 # the mixtures are last
                 of[-3:-3] = [training.job(name, domain, model, options) for name in trained]
-            chains.append(jobs.Chain(tuple(of), -(-s.images // len(MODEL_DOMAINS[model]))))
+            if of:
+                chains.append(jobs.Chain(tuple(of), -(-s.images // len(MODEL_DOMAINS[model]))))
     for mode, step in (("kill", s.kill_step), ("fault", s.fault_step)):
         if mode in s.models and step:
             options = (

@@ -300,7 +300,7 @@ _BESIDE = [
            "slots that a failed commit flipped stay so, and the next commit makes it true", FILE, native=("test_landing",)),
     Mutant("pin_before_growth", "live/visitor.c", "        if (!grown)\n            return PMS_OK;", "        if (!grown || r)\n            return PMS_OK;",
            "a reader's version has the superblock of before a growth", FILE, native=("test_beside",)),
-    Mutant("stopped_child_waited_for", "journal/readers.c", "    int heard = hear_or_shut(c);", "    (void)hear_or_shut;\n    int heard = hear(c, ANSWER_MS);",
+    Mutant("stopped_child_waited_for", "journal/readers.c", "    int heard = hear_or_shut(c, until);", "    (void)hear_or_shut;\n    int heard = hear(c, now_ms() + ANSWER_MS);",
            "a fork child that is stopped keeps pages from going home", FILE, native=("test_fork",)),
     Mutant("landing_never_fails", "commit/landing.c", "    if (status == PMS_OK && atomic_load(&l->failed))", "    if (false)", "a copy that failed counts as made",
            BOTH, first=("mirrors",)),

@@ -309,6 +309,14 @@ def test_a_long_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mon
     assert (ended, again.rounds) == (True, progress.rounds)
 
 
+def test_a_trained_program_alone_is_planned() -> None:
+    """In domain `process` model (iii) has none of them: then there is nothing to plan there."""
+    for model in campaign.MODEL_DOMAINS:
+        chains = campaign.plan(campaign.Settings((model,)), [], ["adamw"])
+        assert chains
+        assert all(chain.jobs for chain in chains)
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_is_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar for each model where a person looks, else a line now and then."""

@@ -19,6 +19,7 @@ from crashtests.stress import board as b
 from crashtests.stress import scenarios
 from crashtests.stress.actors import FIRST, Actor, Counter
 from crashtests.stress.actors_blocks import Writer
+from crashtests.stress.actors_held import Beside, Rewinder
 from crashtests.stress.board import Board
 from crashtests.stress.content import WrongError, decode, encode
 from crashtests.stress.lane import Count, Failure, Lane, Place, tracks
@@ -89,6 +90,20 @@ class Halver(Writer):
         self.unit.parts[0].write(store, generation)
 
 
+class Stayer(Rewinder):
+    """Says that it went back, and did not."""
+
+    def _go_back(self, store: Any, before: int) -> None:
+        self._arrive(before, None)
+
+
+class Forgetful(Beside):
+    """Expects what is not committed yet."""
+
+    def _oldest(self) -> dict[Rewinder, int]:
+        return {writer: writer.newest + 9 for writer in self._writers()}
+
+
 class Stuck(Actor):
     """Does one step, and no other."""
 
@@ -111,10 +126,13 @@ class Dying(Actor):
         (Late, "stored and committed"),
         (Halver, "throughout"),
         (Dying, "SystemError"),
+        (Stayer, "expected generation"),
+        (Forgetful, "a reader: WrongError"),
     ],
 )
 def test_a_lie_is_found(liar: type[Actor], told: str, shm: Path) -> None:
-    total, found = lives(Scenario("liar", (liar,)), shm)
+    actors = (Rewinder, liar) if liar is Forgetful else (liar,)
+    total, found = lives(Scenario("liar", actors, ("hold",)), shm)
     assert total.lives <= 6
     assert len(found) == 1
     assert told in found[0].text

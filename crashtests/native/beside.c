@@ -1,5 +1,6 @@
 /* Workloads of what goes on beside transactions: flushes to a tier, mirrors that land, a fork,
  * repair. */
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -33,7 +34,14 @@ void wl_flush_begin(struct wl *w, struct wl_flush *f)
         return;
     if (!f->fd) {
         snprintf(f->path, sizeof f->path, "%s-flushed", w->pool->opened.path);
-        f->fd = open(f->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        do
+            f->fd = open(f->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        while (f->fd < 0 && errno == EINTR);
+    }
+    if (f->fd < 0) {
+        f->fd = 0;
+        wl_done(w, pms_fail_errno(&w->error, "opening the file to flush to"));
+        return;
     }
     /* after that only what has changed is written */
     uint64_t since = f->complete ? f->info.tag : 0;
@@ -57,6 +65,7 @@ void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of)
 {
     struct pms_transfer transfer = {0};
     unsigned char page[PMS_PAGE];
+    uint64_t read = 0;
     uint32_t crc;
     for (; f->snapshot && !w->failed && f->next < f->pages; f->next++) {
         if (!to_write(f, f->next))
@@ -67,8 +76,12 @@ void wl_flush_some(struct wl *w, struct wl_flush *f, uint32_t done, uint32_t of)
         f->left--;
         wl_done(w, pms_snapshot_write(f->snapshot, f->fd, PMS_PAGE, &f->next, 1, f->next * PMS_PAGE,
                                       &crc, NULL, NULL, &transfer, &w->error));
-        if (!w->failed && (pread(f->fd, page, PMS_PAGE, (off_t)(f->next * PMS_PAGE)) != PMS_PAGE ||
-                           pms_crc32c(0, page, PMS_PAGE) != crc))
+        struct iovec into = {page, PMS_PAGE};
+        if (!w->failed)
+            errno = pms_persist_preadv(NULL, f->fd, &into, 1, f->next * PMS_PAGE, &read);
+        if (!w->failed && errno)
+            wl_done(w, pms_fail_errno(&w->error, "reading what was flushed"));
+        if (!w->failed && (read != PMS_PAGE || pms_crc32c(0, page, PMS_PAGE) != crc))
             wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT,
                                 "the checksum is of another page than the one that was flushed"));
     }
@@ -83,7 +96,7 @@ static void compare(struct wl *w, const struct wl_flush *f)
         return;
     struct pms_pool *flushed = wl_open(f->path, PMS_DOMAIN_AUTO, PMS_MODE_READ, &w->error);
     if (!flushed) {
-        w->failed = true;
+        wl_done(w, w->error.status);
         return;
     }
     bool whole = wl_digest(flushed) == f->promised && pms_check(flushed, &report, &e) == PMS_OK &&
@@ -108,8 +121,10 @@ void wl_flush_end(struct wl *w, struct wl_flush *f)
 void wl_flush_close(struct wl *w, struct wl_flush *f)
 {
     wl_flush_end(w, f);
-    if (f->fd > 0 && close(f->fd) == 0)
+    if (f->fd > 0) {
+        (void)close(f->fd);
         unlink(f->path);
+    }
     f->fd = 0;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/checksum.h"
+#include "commit/resolve.h"
 #include "journal/state.h"
 #include "trace.h"
 
@@ -76,12 +77,11 @@ uint32_t wl_digest_if_committed(struct pms_pool *pool)
 
 /* ---- operations ---- */
 
-static struct pms_pool *open_limited(const char *path, int domain, int mode, uint64_t max_size,
-                                     struct pms_error *error)
+static struct pms_pool *open_with(const char *path, struct pms_options o, struct pms_error *error)
 {
-    struct pms_options o = {
-        .size = 1792 << 10, .max_size = max_size, .mode = mode, .domain = domain, .hot = 1};
     struct pms_pool *pool = NULL;
+    o.size = 1792 << 10;
+    o.hot = 1;
     int status = pms_pool_open(path, &o, &pool, error);
     /* an image of a growth: no copy, but its last page is not there yet */
     if (status == PMS_E_COPIED) {
@@ -93,11 +93,15 @@ static struct pms_pool *open_limited(const char *path, int domain, int mode, uin
 
 struct pms_pool *wl_open(const char *path, int domain, int mode, struct pms_error *error)
 {
-    return open_limited(path, domain, mode, mode == PMS_MODE_TRUNCATE ? TRACE_MAX_FILE : 0, error);
+    uint64_t max_size = mode == PMS_MODE_TRUNCATE ? TRACE_MAX_FILE : 0;
+    return open_with(
+        path, (struct pms_options){.max_size = max_size, .mode = mode, .domain = domain}, error);
 }
 
 void wl_done(struct wl *w, int status)
 {
+    if (status != PMS_OK && !w->failed)
+        w->status = status;
     if (status != PMS_OK)
         w->failed = true;
 }
@@ -241,22 +245,43 @@ void wl_rollback(struct wl *w)
         wl_done(w, pms_rollback(w->pool, &w->error));
 }
 
-void wl_reopen(struct wl *w)
+static void open_again(struct wl *w, struct pms_options o)
 {
     char path[300];
     if (w->failed)
         return;
-    int domain = (int)w->pool->opened.domain;
+    o.domain = (int)w->pool->opened.domain;
+    o.mode = PMS_MODE_READ_WRITE;
     snprintf(path, sizeof path, "%s", w->pool->opened.path);
-    /* another one */
-    uint64_t limit = w->pool->super.max_bytes == TRACE_MAX_FILE ? TRACE_MAX_FILE - PMS_PAGE
-                                                                : TRACE_MAX_FILE;
+    w->closing = true;
     wl_done(w, pms_pool_close(w->pool, 0, &w->error));
+    w->closing = false;
     pms_pool_release(w->pool);
-    w->pool = open_limited(path, domain, PMS_MODE_READ_WRITE, limit, &w->error);
+    w->pool = NULL;
+    if (w->failed)
+        return;
+    w->pool = open_with(path, o, &w->error);
     if (!w->pool)
-        w->failed = true;
+        wl_done(w, w->error.status ? w->error.status : PMS_E_STATE);
 }
+
+void wl_reopen(struct wl *w)
+{
+    if (w->failed)
+        return;
+    bool small = w->pool->super.max_bytes == TRACE_MAX_FILE; /* another limit each time */
+    open_again(w, (struct pms_options){.max_size = TRACE_MAX_FILE - (small ? PMS_PAGE : 0)});
+}
+
+void wl_reopen_holding(struct wl *w) { open_again(w, (struct pms_options){.hold = 1}); }
+
+static int go_back(struct wl *w, void *arg)
+{
+    (void)arg;
+    return pms_back(w->pool, &w->error);
+}
+
+void wl_back(struct wl *w) { wl_commit_by(w, go_back, NULL); }
 
 void wl_make_base(const char *path, int domain)
 {
@@ -298,7 +323,7 @@ void wl_run(const struct workload *workload, const char *path, int domain, struc
     trace_may_run = journal_is_wanted;
     w->pool = wl_open(path, domain, PMS_MODE_READ_WRITE, &w->error);
     if (!w->pool) {
-        w->failed = true;
+        wl_done(w, w->error.status ? w->error.status : PMS_E_STATE);
         return;
     }
     atomic_store(&board->opened, 1);
@@ -309,6 +334,7 @@ void wl_run(const struct workload *workload, const char *path, int domain, struc
     workload->run(w);
     struct pms_error ignored;
     bool failed_before = w->failed;
+    w->closing = true;
     int status = w->pool ? pms_pool_close(w->pool, 0, failed_before ? &ignored : &w->error)
                          : PMS_OK;
     if (!failed_before)

@@ -286,3 +286,44 @@ void wl_history(struct wl *w)
     wl_commit(w);
     note(w, 6);
 }
+
+/* ---- held versions ---- */
+
+/* Gone back to, let go of by a commit, by a slot that is opened, and found again by an open. */
+void wl_held(struct wl *w)
+{
+    wl_make_pair(w, "pair", PAIR_WORDS);
+    wl_commit(w);
+    wl_reopen_holding(w);
+    for (uint32_t i = 0; i < 3; i++) {
+        wl_data(w, "keep", NULL)[i] = i + 7;
+        memset(wl_data(w, "medium", NULL), (int)i + 1, 9000);
+        wl_value(w, 0, "value", "held", 4);
+        wl_remove(w, 0, i ? "again" : "large");
+        wl_array(w, 0, "again", 400 + i, i);
+        wl_fill_next(w, "pair", PAIR_WORDS, i);
+        wl_flip(w, "pair");
+        wl_commit(w);
+        if (i == 1)
+            wl_reopen_holding(w);
+        if (i < 2)
+            wl_back(w);
+        wl_data(w, "keep", NULL)[4] = i;
+        wl_array(w, 0, "again", 90, i);
+        wl_commit(w);
+    }
+}
+
+void wl_held_grow(struct wl *w)
+{
+    wl_reopen_holding(w);
+    wl_array(w, 0, "grown", 300000, 5);
+    wl_data(w, "keep", NULL)[0] = 5;
+    wl_commit(w);
+    memset(wl_data(w, "grown", NULL), 6, 80000);
+    wl_data(w, "keep", NULL)[0] = 6;
+    wl_commit(w);
+    wl_back(w);
+    memset(wl_data(w, "grown", NULL), 7, 60000);
+    wl_commit(w);
+}

@@ -31,6 +31,8 @@ struct wl {
     struct pms_pool *pool;
     struct board *board;
     bool failed;      /* an operation gave an error */
+    bool closing;     /* the store */
+    int status;       /* of the first one that did */
     bool keep_states; /* fill board->state */
     struct pms_error error;
     uint32_t *fork_data; /* what a child looks at */
@@ -77,7 +79,9 @@ void wl_commit(struct wl *w);
 void wl_rollback(struct wl *w);
 /* commit: a function that does so */
 void wl_commit_by(struct wl *w, int (*commit)(struct wl *w, void *arg), void *arg);
-void wl_reopen(struct wl *w); /* closes, what is pending rolled back, and opens again */
+void wl_reopen_holding(struct wl *w); /* each commit holds the version before it from now on */
+void wl_back(struct wl *w);           /* to that, by a commit */
+void wl_reopen(struct wl *w);         /* closes, what is pending rolled back, and opens again */
 
 /* objects.c */
 #define PAIR_WORDS 10000u /* a block with pages of its own */
@@ -98,6 +102,8 @@ void wl_slots_beside(struct wl *w);
 void wl_slots_small(struct wl *w);
 void wl_slots_freed(struct wl *w);
 void wl_history(struct wl *w);
+void wl_held(struct wl *w);
+void wl_held_grow(struct wl *w);
 
 /* beside.c */
 #define FLUSH_PAGES 4096u

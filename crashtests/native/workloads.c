@@ -331,6 +331,8 @@ const struct workload wl_table[] = {
     {"slots_small", wl_slots_small, false, 0},
     {"slots_freed", wl_slots_freed, false, 0},
     {"history", wl_history, false, 0},
+    {"held", wl_held, false, 0},
+    {"held_grow", wl_held_grow, false, 0},
     {"flush", wl_flush, false, 0},
     {"slots_flush", wl_slots_flush, false, 0},
     {"grow_beside", wl_grow_beside, false, 0},

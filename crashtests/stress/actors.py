@@ -63,6 +63,9 @@ class Actor:
         Raises: WrongError.
         """
 
+    def ready(self) -> None:
+        """Before the store is opened, in each life."""
+
     def start(self, store: Any) -> None:
         """Before its thread, in each life."""
 

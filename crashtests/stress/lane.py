@@ -158,6 +158,11 @@ class Lane:
         if long or look:
             opening, power = 0, None
         traits = dict.fromkeys(track.scenario.traits, True)
+        if "compacts" in traits:
+            # of a file that another takes the place of nothing is known to have been durable
+            traits["compacts"] = power is None and rng.random() < 0.3
+        if "hold" in traits:
+            traits["hold"] = rng.random() < 0.8
         return Plan(
             number=number,
             seed=rng.getrandbits(40),

@@ -3,6 +3,7 @@ lets its actors run."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -36,7 +37,8 @@ class Plan:
 
     reopen: the main thread leaves the store's `with` now and then, and opens it again. rollbacks:
         threads undo what others have written outside of blocks. signals, finalizers: handlers and
-        `__del__` use the store. switch_seconds: the interval of `sys.setswitchinterval`.
+        `__del__` use the store. hold: the version before each commit is held. compacts: the store
+        is compacted before it is opened. switch_seconds: the interval of `sys.setswitchinterval`.
     """
 
     number: int
@@ -51,6 +53,8 @@ class Plan:
     rollbacks: bool = False
     signals: bool = False
     finalizers: bool = False
+    hold: bool = False
+    compacts: bool = False
     long: bool = False
     """It goes on until each actor has taken some steps."""
     only_look: bool = False
@@ -104,7 +108,9 @@ class Life:
 
     def open(self, mode: str = "a", again: bool = False) -> Any:
         plan = self.plan
-        options: dict[str, Any] = {} if mode == "r" else {"size": "3MiB", "hot": plan.hot}
+        options: dict[str, Any] = {}
+        if mode != "r":
+            options = {"size": "3MiB", "hot": plan.hot, "hold": plan.hold}
         # A kill leaves the lock to nobody: so the first open waits for none. What this process has
         # just closed, neither.
         return pmstore.open(plan.path, mode, domain=plan.domain, **options)  # type: ignore[arg-type]
@@ -139,6 +145,12 @@ class Life:
                 actor.created = True
                 self.note_commit(store)
 
+    def _compact(self) -> None:
+        """Its epochs start again."""
+        self.board.words[b.EPOCH] = 0
+        with contextlib.suppress(pmstore.TransactionError):  # it holds a version
+            pmstore.compact(self.plan.path)
+
     # ---- running ----
 
     def run(self) -> NoReturn:
@@ -151,7 +163,13 @@ class Life:
             if plan.show_first and plan.path.exists():
                 with self.open("r") as shown:
                     self.check(shown, False)
+            for actor in self.actors:
+                actor.ready()
             arm(plan.kill_opening, plan.power_seed, plan.folder)
+            if plan.compacts and plan.path.exists():
+                doing = "compacting"
+                self._compact()
+            doing = "opening"
             store = self.open()
             self.board.words[b.PHASE] = b.OPENED
             doing = "looking at what the life before left"

@@ -18,6 +18,7 @@ from crashtests.stress.actors import (
     UndoRacer,
 )
 from crashtests.stress.actors_blocks import Holder, Tasks, Writer
+from crashtests.stress.actors_held import Beside, Rewinder
 from crashtests.stress.actors_moved import Mover
 from crashtests.stress.unit import TORCH
 
@@ -62,6 +63,9 @@ ALL = (
     Scenario("closing", (Writer, Writer, Counter), ("reopen",)),
     Scenario("copies", (Writer, Writer, Copier)),
     Scenario("tiers", (Writer, Counter, Flusher)),
+    Scenario("held", (Rewinder,), ("hold", "compacts")),
+    Scenario("beside", (Rewinder, Beside, Beside), ("hold", "compacts")),
+    Scenario("held copies", (Rewinder, Copier, Beside), ("hold",)),
     Scenario("tensors", (Mover, Writer), (), True),
     Scenario(
         "mix",

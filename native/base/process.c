@@ -64,8 +64,10 @@ static int keep(const struct wanted *w)
     if (!k)
         return -1;
     pthread_mutex_lock(&gate);
-    k->fd = w->path ? open(w->path, w->flags | O_CLOEXEC, w->mode)
-                    : socket(w->domain, w->type | SOCK_CLOEXEC, 0);
+    do
+        k->fd = w->path ? open(w->path, w->flags | O_CLOEXEC, w->mode)
+                        : socket(w->domain, w->type | SOCK_CLOEXEC, 0);
+    while (k->fd < 0 && errno == EINTR);
     int fd = k->fd, err = errno;
     if (fd >= 0) {
         k->next = list;
@@ -103,6 +105,24 @@ void pms_process_close(int fd)
     close(fd);
     pthread_mutex_unlock(&gate);
     free(k);
+}
+
+ssize_t pms_process_read(const char *path, char *text, size_t room)
+{
+    int fd;
+    ssize_t n = -1;
+    do
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+    while (fd < 0 && errno == EINTR);
+    do
+        n = fd < 0 ? -1 : read(fd, text, room - 1);
+    while (n < 0 && fd >= 0 && errno == EINTR);
+    int err = errno;
+    if (fd >= 0)
+        close(fd);
+    errno = err;
+    text[n > 0 ? n : 0] = 0;
+    return n;
 }
 
 uint64_t pms_process_generation(void)

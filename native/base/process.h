@@ -19,6 +19,10 @@ int pms_process_open(const char *path, int flags, mode_t mode);
 int pms_process_socket(int domain, int type);
 void pms_process_close(int fd);
 
+/* The beginning of a file that tells of the system, as a text; its bytes. -1 with errno, and an
+ * empty one. */
+ssize_t pms_process_read(const char *path, char *text, size_t room);
+
 /* Differs in a fork child from what it was in the parent. */
 uint64_t pms_process_generation(void);
 

@@ -10,6 +10,7 @@
 
 #include "base/checksum.h"
 #include "base/pages.h"
+#include "base/process.h"
 
 #define ANCHOR_SALT 0x726f68636e61ull
 #define LOG_SLACK_PAGES 8u         /* what may stay unused at an extent's end, and a little */
@@ -271,7 +272,7 @@ int pms_super_check(const struct pms_superblock *s, struct pms_error *error)
 /* A file that ends before the copy has none. */
 static int read_copy(int fd, uint64_t copy, struct pms_superblock *s, struct pms_error *error)
 {
-    ssize_t n = pread(fd, s, sizeof *s, (off_t)(PMS_OFF_SUPER(copy)));
+    ssize_t n = pms_persist_read(fd, s, sizeof *s, PMS_OFF_SUPER(copy));
     if (n < 0)
         return pms_fail_errno(error, "reading the superblock");
     if (n != (ssize_t)sizeof *s)
@@ -375,7 +376,7 @@ int pms_session_read(int fd, struct pms_session *session, struct pms_error *erro
     bool found = false;
     for (uint64_t copy = 0; copy < 2; copy++) {
         struct pms_session s;
-        ssize_t n = pread(fd, &s, sizeof s, (off_t)(PMS_OFF_SESSION(copy)));
+        ssize_t n = pms_persist_read(fd, &s, sizeof s, PMS_OFF_SESSION(copy));
         if (n < 0)
             return pms_fail_errno(error, "reading the session record");
         bool sane = n == (ssize_t)sizeof s && s.crc == session_crc(&s) &&
@@ -423,13 +424,9 @@ static int hex(char c)
 
 void pms_boot_id(uint8_t id[16])
 {
-    char text[64] = {0};
+    char text[64];
     memset(id, 0, 16);
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
+    ssize_t n = pms_process_read("/proc/sys/kernel/random/boot_id", text, sizeof text);
     int digits = 0;
     for (ssize_t i = 0; i < n && digits < 32; i++) {
         int h = hex(text[i]);

@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
-#define ANSWER_MS 5000 /* a child hands its memory over before it does anything else */
-#define ENTRIES 512u   /* of the page map, read at once */
+/* a child hands its memory over before it does anything else: so long all are waited for */
+#define ANSWER_MS 5000
+#define ENTRIES 512u /* of the page map, read at once */
 #define IN_MEMORY (1ull << 63)
 #define SWAPPED (1ull << 62)
 #define OF_A_FILE (1ull << 61)
@@ -61,17 +63,34 @@ void pms_readers_close(struct pms_readers *r)
 
 /* ---- a fork ---- */
 
-/* Waits for what the child hands over. 1: it is there; 0: there is no child, or it will not
- * read; -1 with errno. */
-static int hear(struct pms_reader *c, int timeout_ms)
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* Whether something is there, by then: 1, 0, or -1 with errno. */
+static int poll_until(struct pollfd *waiting, int64_t until)
+{
+    for (;;) {
+        int64_t now = until ? now_ms() : 0;
+        int n = poll(waiting, 1, until > now ? (int)(until - now) : 0);
+        if (n >= 0 || errno != EINTR)
+            return n;
+    }
+}
+
+/* Waits for what the child hands over, until then; 0: not at all. 1: it is there; 0: there is no
+ * child, or it will not read; -1 with errno. */
+static int hear(struct pms_reader *c, int64_t until)
 {
     struct pollfd waiting = {.fd = c->channel, .events = POLLIN};
     if (c->channel < 0)
         return 1;
-    int n;
-    while ((n = poll(&waiting, 1, timeout_ms)) < 0)
-        if (errno != EINTR)
-            return -1;
+    int n = poll_until(&waiting, until);
+    if (n < 0)
+        return -1;
     if (n == 0) {
         errno = ETIMEDOUT;
         return -1;
@@ -99,7 +118,7 @@ static int hear(struct pms_reader *c, int timeout_ms)
 static bool alive(const struct pms_reader *c)
 {
     uint64_t entry;
-    return c->page_map < 0 || pread(c->page_map, &entry, sizeof entry, 0) != 0;
+    return c->page_map < 0 || pms_persist_read(c->page_map, &entry, sizeof entry, 0) != 0;
 }
 
 /* Children that are gone give their descriptors back. */
@@ -147,7 +166,7 @@ void pms_readers_after_fork(struct pms_readers *r)
 static uint64_t entry_of(int page_map, const unsigned char *at)
 {
     uint64_t entry = 0;
-    (void)!pread(page_map, &entry, sizeof entry, (off_t)((uintptr_t)at / PMS_PAGE * sizeof entry));
+    (void)pms_persist_read(page_map, &entry, sizeof entry, (uintptr_t)at / PMS_PAGE * sizeof entry);
     return entry;
 }
 
@@ -156,9 +175,12 @@ static uint64_t entry_of(int page_map, const unsigned char *at)
 static int take_page(int mem, const unsigned char *at)
 {
     char byte;
-    if (pread(mem, &byte, 1, (off_t)(uintptr_t)at) != 1)
+    if (pms_persist_read(mem, &byte, 1, (uintptr_t)at) != 1)
         return 0;
-    ssize_t n = pwrite(mem, &byte, 1, (off_t)(uintptr_t)at);
+    ssize_t n;
+    do
+        n = pwrite(mem, &byte, 1, (off_t)(uintptr_t)at);
+    while (n < 0 && errno == EINTR);
     return n == 1 ? 1 : n == 0 ? 0 : -1;
 }
 
@@ -191,14 +213,23 @@ static bool hand_over(int channel, int mem, int page_map)
     return sendmsg(channel, &message, MSG_NOSIGNAL) == 1;
 }
 
+static int open_own(const char *path, int flags)
+{
+    int fd;
+    do
+        fd = open(path, flags | O_CLOEXEC);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
 /* Nothing is freed: the allocator's lock is not ours to count on. */
 bool pms_readers_in_child(struct pms_readers *r, const struct pms_map *map)
 {
     int channel = r->first ? r->first->child_end : -1;
     bool ok = false;
     if (channel >= 0) {
-        int mem = open("/proc/self/mem", O_RDWR | O_CLOEXEC),
-            page_map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+        int mem = open_own("/proc/self/mem", O_RDWR),
+            page_map = open_own("/proc/self/pagemap", O_RDONLY);
         ok = mem >= 0 && page_map >= 0 && works(mem, page_map, map) &&
              hand_over(channel, mem, page_map);
         if (mem >= 0)
@@ -223,8 +254,8 @@ static enum kept keep_pages(const struct pms_reader *c, const struct pms_map *ma
     uint64_t first = (uintptr_t)map->user / PMS_PAGE;
     for (uint64_t n; page < end; page += n) {
         n = end - page < ENTRIES ? end - page : ENTRIES;
-        ssize_t got = pread(c->page_map, entry, n * sizeof *entry,
-                            (off_t)((first + page) * sizeof *entry));
+        ssize_t got = pms_persist_read(c->page_map, entry, n * sizeof *entry,
+                                       (first + page) * sizeof *entry);
         if (got == 0)
             return GONE;
         if (got != (ssize_t)(n * sizeof *entry))
@@ -239,20 +270,24 @@ static enum kept keep_pages(const struct pms_reader *c, const struct pms_map *ma
 }
 
 /* A child that has not come to it by then (it was stopped) finds its channel shut, and does not
- * read; what it sent before is heard. */
-static int hear_or_shut(struct pms_reader *c)
+ * read; what it sent before is heard. *until: 0, before the first one is waited for. */
+static int hear_or_shut(struct pms_reader *c, int64_t *until)
 {
-    int heard = hear(c, ANSWER_MS);
+    int heard = hear(c, 0);
+    if (heard >= 0 || errno != ETIMEDOUT)
+        return heard;
+    *until = *until ? *until : now_ms() + ANSWER_MS;
+    heard = hear(c, *until);
     if (heard >= 0 || errno != ETIMEDOUT || shutdown(c->channel, SHUT_RD) != 0)
         return heard;
     return hear(c, 0);
 }
 
 static enum kept keep(struct pms_reader *c, const struct pms_map *map, uint64_t page,
-                      uint64_t pages)
+                      uint64_t pages, int64_t *until)
 {
     uint64_t limit = c->bytes / PMS_PAGE, end = page + pages < limit ? page + pages : limit;
-    int heard = hear_or_shut(c);
+    int heard = hear_or_shut(c, until);
     return heard < 0 ? FAILED : heard == 0 ? GONE : keep_pages(c, map, page, end);
 }
 
@@ -260,11 +295,12 @@ int pms_readers_keep(struct pms_readers *r, const struct pms_map *map, uint64_t 
                      uint64_t pages, struct pms_error *error)
 {
     int status = PMS_OK;
+    int64_t until = 0;
     if (atomic_load(&r->count) == 0)
         return PMS_OK;
     pthread_mutex_lock(&r->lock);
     for (struct pms_reader **at = &r->first; *at && status == PMS_OK;) {
-        enum kept kept = keep(*at, map, page, pages);
+        enum kept kept = keep(*at, map, page, pages, &until);
         if (kept == FAILED)
             status = pms_fail_errno(error, "keeping pages as a fork child sees them");
         else if (kept == GONE)

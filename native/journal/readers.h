@@ -34,9 +34,9 @@ void pms_readers_before_fork(struct pms_readers *r, const struct pms_map *map);
 void pms_readers_after_fork(struct pms_readers *r);
 bool pms_readers_in_child(struct pms_readers *r, const struct pms_map *map);
 
-/* Before pages change at home: no child sees it. One that does not answer in seconds must not read,
- * and is told so when it comes to ask.  ERRORS: PMS_E_OS: a child has no memory: the pages must not
- * change. */
+/* Before pages change at home: no child sees it. Those that do not answer in five seconds, however
+ * many they are, must not read, and are told so when they come to ask.  ERRORS: PMS_E_OS: a child
+ * has no memory: the pages must not change. */
 int pms_readers_keep(struct pms_readers *r, const struct pms_map *map, uint64_t page,
                      uint64_t pages, struct pms_error *error);
 

@@ -24,39 +24,39 @@
 #define UNSHARE 2u /* CLOSE_RANGE_UNSHARE */
 #define STACK_BYTES (128u << 10)
 #define DOORS_MAX 1024u
-#define A_TURN 16         /* questions at one door, before other doors are looked at */
+#define A_TURN 16         /* questions, before an attendant looks whether it is still needed */
 #define OFFER_SECONDS 2   /* most that an open waits until its readers are answered */
 #define SLEEP_MS 10000    /* the bell may not ring, where its caller has no descriptor left */
-#define SLEEP_BESIDE 1000 /* with readers there */
+#define SLEEP_BESIDE 1000 /* an attendant's, who then looks whether its readers are there */
 
 /* ---- doors ---- */
 
 /* Where a store's readers ask. It is made by who offers the store, opened, and freed in the end, by
- * the thread. */
+ * the porter. While it has an attendant that one alone uses what is the attendant's. */
 struct pms_door {
     struct pms_door *next; /* under `mutex` */
     struct sockaddr_un address;
     socklen_t address_bytes;
     uint8_t secret[PMS_WIRE_KEY];
-    int fd;                       /* of the thread's table. -1: not open */
+    int fd;                       /* of the threads' table. -1: not open */
     bool tried;                   /* under `mutex`: to open it */
-    bool withdrawn;               /* under `mutex`: nobody but the thread knows it any more */
+    bool attended;                /* under `mutex`: it has an attendant */
+    bool withdrawn;               /* under `mutex`: nobody but the threads know it any more */
+    bool shut;                    /* the porter's: its attendant was told so */
+    unsigned char *out;           /* the attendant's: room for an answer */
     pthread_mutex_t lock;         /* held over nothing that waits for another process */
     struct pms_served *store;     /* under `lock`. NULL: withdrawn */
-    struct pms_visitors visitors; /* under `lock` */
+    struct pms_visitors visitors; /* under `lock`. Some only while it has an attendant */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed; /* a door was opened, or the thread has begun */
+static pthread_cond_t changed; /* a door was opened, or the porter has begun */
 static enum { NOT_STARTED, STARTING, RUNNING, CANNOT } state;
 static struct pms_door *doors;
-static struct pms_sender bell; /* who knows its key and sends something to it wakes the thread */
+static struct pms_sender bell; /* who knows its key and sends something to it wakes the porter */
 static uint8_t bell_key[PMS_WIRE_KEY];
 
-/* ---- the thread ---- */
-
-static int bell_fd;                                                    /* the thread's, as all */
-static unsigned char out[sizeof(struct pms_answer) + PMS_WIRE_ANSWER]; /* below are */
+/* ---- sockets ---- */
 
 /* A socket that takes what begins with the key. -1: there is none. */
 static int listen_at(const struct pms_sender *at, const uint8_t key[PMS_WIRE_KEY])
@@ -95,7 +95,7 @@ static bool say(const struct pms_sender *who, struct iovec *what, size_t count)
 }
 
 /* A head and bytes behind it, in pieces. Where one does not go out the rest stays. */
-static void answer_to(const struct pms_sender *who, size_t bytes)
+static void answer_to(const struct pms_sender *who, unsigned char *out, size_t bytes)
 {
     struct pms_answer head;
     memcpy(&head, out, sizeof head);
@@ -106,6 +106,18 @@ static void answer_to(const struct pms_sender *who, size_t bytes)
             return;
     }
 }
+
+static void ring(void)
+{
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    (void)!sendto(fd, bell_key, sizeof bell_key, 0, (const struct sockaddr *)&bell.address,
+                  bell.bytes);
+    close(fd);
+}
+
+/* ---- an attendant ---- */
 
 static void hear(struct pms_door *d)
 {
@@ -118,12 +130,11 @@ static void hear(struct pms_door *d)
         if (n < 0)
             return;
         pthread_mutex_lock(&d->lock);
-        size_t bytes = d->store
-                           ? pms_visitors_answer(&d->visitors, d->store, &q, (size_t)n, &who, out)
-                           : 0;
+        size_t bytes =
+            d->store ? pms_visitors_answer(&d->visitors, d->store, &q, (size_t)n, &who, d->out) : 0;
         pthread_mutex_unlock(&d->lock);
         if (bytes)
-            answer_to(&who, bytes);
+            answer_to(&who, d->out, bytes);
     }
 }
 
@@ -136,18 +147,75 @@ static bool look_after(struct pms_door *d)
     return visited;
 }
 
-/* Takes out those that were withdrawn. REQUIRES: mutex. */
+static bool is_withdrawn(struct pms_door *d)
+{
+    pthread_mutex_lock(&mutex);
+    bool withdrawn = d->withdrawn;
+    pthread_mutex_unlock(&mutex);
+    return withdrawn;
+}
+
+/* Until nobody asks any more. Then the door is the porter's again, and may be gone. */
+static void *attend(void *arg)
+{
+    struct pms_door *d = arg;
+    pthread_setname_np(pthread_self(), "pms-read");
+    for (bool needed = true; needed && !is_withdrawn(d);) {
+        struct pollfd wait = {d->fd, POLLIN, 0};
+        bool visited = look_after(d);
+        bool asked = poll(&wait, 1, SLEEP_BESIDE) > 0;
+        if (asked)
+            hear(d);
+        needed = asked || visited;
+    }
+    free(d->out);
+    pthread_mutex_lock(&mutex);
+    d->attended = false;
+    pthread_mutex_unlock(&mutex);
+    ring();
+    return NULL;
+}
+
+/* ---- the porter ---- */
+
+static int bell_fd;
+
+/* The first question of somebody. Where there is no thread for it nobody is answered: who asked
+ * asks again. */
+static void call_attendant(struct pms_door *d)
+{
+    d->out = malloc(sizeof(struct pms_answer) + PMS_WIRE_ANSWER);
+    pthread_mutex_lock(&mutex);
+    d->attended = true;
+    pthread_mutex_unlock(&mutex);
+    if (d->out &&
+        pms_thread_start(NULL, (struct pms_thread_kind){STACK_BYTES, false}, attend, d) == 0)
+        return;
+    free(d->out);
+    pthread_mutex_lock(&mutex);
+    d->attended = false;
+    pthread_mutex_unlock(&mutex);
+    char byte;
+    for (int i = 0; i < A_TURN && recv(d->fd, &byte, 1, 0) >= 0; i++)
+        ;
+}
+
+/* Takes out those that were withdrawn and have no attendant; the others' are woken. REQUIRES:
+ * mutex. */
 static struct pms_door *take_withdrawn(void)
 {
     struct pms_door *gone = NULL;
-    for (struct pms_door **at = &doors, *d; (d = *at);)
-        if (d->withdrawn) {
+    for (struct pms_door **at = &doors, *d; (d = *at);) {
+        if (d->withdrawn && d->attended && !d->shut)
+            d->shut = shutdown(d->fd, SHUT_RDWR) == 0;
+        if (d->withdrawn && !d->attended) {
             *at = d->next;
             d->next = gone;
             gone = d;
         } else {
             at = &d->next;
         }
+    }
     return gone;
 }
 
@@ -162,18 +230,19 @@ static void free_doors(struct pms_door *d)
     }
 }
 
-/* Opens and closes doors. Those that are open are told. */
-static uint32_t set_doors(struct pms_door **open)
+/* Opens and closes doors. Those that are open and have no attendant are told. */
+static uint32_t set_doors(struct pms_door **waiting)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, open = 0;
     pthread_mutex_lock(&mutex);
     struct pms_door *gone = take_withdrawn();
     for (struct pms_door *d = doors; d; d = d->next) {
-        if (!d->tried && n < DOORS_MAX)
+        if (!d->tried && open < DOORS_MAX)
             d->fd = listen_at(&(struct pms_sender){d->address, d->address_bytes}, d->secret);
         d->tried = true;
-        if (d->fd >= 0)
-            open[n++] = d;
+        open += d->fd >= 0;
+        if (d->fd >= 0 && !d->attended)
+            waiting[n++] = d;
     }
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mutex);
@@ -191,24 +260,21 @@ static void silence_bell(void)
 static void turn(void)
 {
     static struct pollfd wait[DOORS_MAX + 1]; /* not the thread's small stack */
-    static struct pms_door *open[DOORS_MAX];
-    uint32_t n = set_doors(open);
-    bool visited = false;
-    for (uint32_t i = 0; i < n; i++) {
-        wait[i] = (struct pollfd){open[i]->fd, POLLIN, 0};
-        visited |= look_after(open[i]);
-    }
+    static struct pms_door *waiting[DOORS_MAX];
+    uint32_t n = set_doors(waiting);
+    for (uint32_t i = 0; i < n; i++)
+        wait[i] = (struct pollfd){waiting[i]->fd, POLLIN, 0};
     wait[n] = (struct pollfd){bell_fd, POLLIN, 0};
-    if (poll(wait, n + 1, visited ? SLEEP_BESIDE : SLEEP_MS) <= 0)
+    if (poll(wait, n + 1, SLEEP_MS) <= 0)
         return;
     for (uint32_t i = 0; i < n; i++)
         if (wait[i].revents)
-            hear(open[i]);
+            call_attendant(waiting[i]);
     if (wait[n].revents)
         silence_bell();
 }
 
-/* It holds none of the program's open, and takes none of its numbers. */
+/* It holds none of the program's open, and takes none of its numbers. Attendants share it. */
 static bool own_descriptors(void)
 {
 #ifdef __SANITIZE_THREAD__ /* which takes one number in two tables for one descriptor */
@@ -258,16 +324,6 @@ static void start(void)
         state = CANNOT;
 }
 
-static void ring(void)
-{
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return;
-    (void)!sendto(fd, bell_key, sizeof bell_key, 0, (const struct sockaddr *)&bell.address,
-                  bell.bytes);
-    close(fd);
-}
-
 static struct pms_door *new_door(struct pms_served *s)
 {
     struct pms_door *d = calloc(1, sizeof *d);
@@ -281,8 +337,8 @@ static struct pms_door *new_door(struct pms_served *s)
     return d;
 }
 
-/* So that who opens a store and tells somebody can count on it. The thread may be held up: then the
- * door is opened when it comes to it. REQUIRES: mutex. */
+/* So that who opens a store and tells somebody can count on it. The porter may be held up: then
+ * the door is opened when it comes to it. REQUIRES: mutex. */
 static void wait_until_tried(const struct pms_door *d)
 {
     struct timespec until;
@@ -334,7 +390,7 @@ void pms_serve_no_more(struct pms_served *s)
 
 void pms_serve_after_fork_in_child(void)
 {
-    /* other threads may have held it, and the thread did not come with us */
+    /* other threads may have held it, and the porter did not come with us */
     pthread_mutex_init(&mutex, NULL);
     state = NOT_STARTED;
     doors = NULL;

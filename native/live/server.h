@@ -1,16 +1,19 @@
-/* The writer's side of readers in other processes: one thread of the process answers for all of
- * its stores that are open for writing.
+/* The writer's side of readers in other processes. One thread, the *porter*, hears at the doors of
+ * all stores that are open for writing. A store that is asked gets an *attendant*: a thread that
+ * answers for it alone, until nobody asks any more. So a store that is held up, by a long first
+ * step or a disk that does not answer, is in no way of another one's readers: what an attendant
+ * waits for is its store's alone, and the porter waits for no store.
  *
  * A reader's version is a snapshot (log/snapshot.h) that never makes a commit wait: where its
- * bound is reached it is given up, and the reader is told. While nobody reads the thread sleeps in
- * the kernel, and commits know nothing of it. It holds the log lock as any snapshot's reader does,
- * for moments; it never takes the operation lock; and it waits for no reader: an answer that one
- * does not take is dropped.
+ * bound is reached it is given up, and the reader is told. While nobody reads the porter sleeps in
+ * the kernel, and commits know nothing of it. An attendant holds the log lock as any snapshot's
+ * reader does, for moments; it never takes the operation lock; and it waits for no reader: an
+ * answer that one does not take is dropped.
  *
- * The program never waits for what the thread waits for in the kernel: a store is withdrawn under
- * a lock that the thread holds over work in memory alone.
+ * The program never waits for another process: a store is withdrawn under a lock that its attendant
+ * holds over work on this store alone.
  *
- * The thread has a table of descriptors of its own (seam/holder.h says why), and takes no
+ * The threads have a table of descriptors of their own (seam/holder.h says why), and take no
  * signals. Where the system allows no such table nobody is answered. */
 #ifndef PMS_LIVE_SERVER_H
 #define PMS_LIVE_SERVER_H

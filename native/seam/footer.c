@@ -50,7 +50,7 @@ void pms_footer_close(struct pms_map *m)
 bool pms_footer_allows(int fd, uint64_t file_bytes, uint64_t tx, uint64_t entries)
 {
     struct pms_footer f;
-    ssize_t n = pread(fd, &f, sizeof f, (off_t)file_bytes);
+    ssize_t n = pms_persist_read(fd, &f, sizeof f, file_bytes);
     if (n == 0)
         return true;
     if (n != (ssize_t)sizeof f || f.magic != MAGIC)
@@ -64,6 +64,6 @@ bool pms_footer_allows(int fd, uint64_t file_bytes, uint64_t tx, uint64_t entrie
 uint64_t pms_footer_backed(int fd, uint64_t file_bytes)
 {
     struct pms_footer f;
-    ssize_t n = pread(fd, &f, sizeof f, (off_t)file_bytes);
+    ssize_t n = pms_persist_read(fd, &f, sizeof f, file_bytes);
     return n == (ssize_t)sizeof f && f.magic == MAGIC ? f.backed : 0;
 }

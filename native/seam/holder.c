@@ -81,8 +81,10 @@ static int ask(struct call *call)
 
 static void do_open(struct call *c)
 {
-    c->result = own_table ? open(c->path, c->flags | O_CLOEXEC)
-                          : pms_process_open(c->path, c->flags, 0);
+    do
+        c->result = own_table ? open(c->path, c->flags | O_CLOEXEC)
+                              : pms_process_open(c->path, c->flags, 0);
+    while (c->result < 0 && errno == EINTR);
 }
 
 static void do_close(struct call *c)

@@ -1,9 +1,9 @@
 #include "seam/mappings.h"
 
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <unistd.h>
+
+#include "base/process.h"
 
 #define USUAL_LIMIT 65530
 #define REACH_FIRST (64ull << 10) /* doubled as often as: */
@@ -20,11 +20,7 @@ void pms_mappings_read_limit(void)
     char text[32];
     if (atomic_load(&set_by_test))
         return;
-    int fd = open("/proc/sys/vm/max_map_count", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    if (fd >= 0)
-        close(fd);
-    text[n > 0 ? n : 0] = 0;
+    (void)pms_process_read("/proc/sys/vm/max_map_count", text, sizeof text);
     int64_t found = strtoll(text, NULL, 10);
     atomic_store(&limit, found > 0 ? found : USUAL_LIMIT);
 }

@@ -118,6 +118,9 @@ int pms_persist_pwritev(struct pms_persist *p, int fd, struct iovec *iov, int co
 /* may change iov */
 int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int count, uint64_t offset,
                        uint64_t *done);
+/* What the file has there, whole or up to its end; -1 with errno. A part of a record is not taken
+ * for a file that ends, because a signal came. No primitive: hooks do not see it. */
+ssize_t pms_persist_read(int fd, void *to, size_t n, uint64_t offset);
 /* posix_fallocate: where the file system cannot, the C library reads and writes a byte of each
  * block, in turn. Nobody may write meanwhile. */
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes);

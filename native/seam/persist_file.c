@@ -89,6 +89,22 @@ int pms_persist_preadv(struct pms_persist *p, int fd, struct iovec *iov, int cou
     return 0;
 }
 
+ssize_t pms_persist_read(int fd, void *to, size_t n, uint64_t offset)
+{
+    size_t done = 0;
+    while (done < n) {
+        ssize_t got = pread(fd, (unsigned char *)to + done, n - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -1;
+        if (got == 0)
+            break;
+        done += (size_t)got;
+    }
+    return (ssize_t)done;
+}
+
 int pms_persist_sync(struct pms_persist *p, int fd, const char *what, struct pms_error *error)
 {
     int err = hook(PMS_PRIM_SYNC, fd, 0, 0);

@@ -143,7 +143,11 @@ static int directory_fd(const char *path)
     char dir[PATH_MAX];
     const char *slash = strrchr(path, '/');
     snprintf(dir, sizeof dir, "%.*s", slash == path ? 1 : (int)(slash - path), path);
-    return open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd;
+    do
+        fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (fd < 0 && errno == EINTR);
+    return fd;
 }
 
 /* ---- creating ---- */
@@ -173,7 +177,7 @@ static void remove_if_left(const char *path)
         return;
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
         flock(fd, LOCK_EX | LOCK_NB) == 0 && same_file(fd, path)) {
-        ssize_t n = pread(fd, magic, sizeof magic, 0);
+        ssize_t n = pms_persist_read(fd, magic, sizeof magic, 0);
         if (n == 0 || (n == (ssize_t)sizeof magic && (memcmp(magic, PMS_MAGIC, sizeof magic) == 0 ||
                                                       memcmp(magic, none, sizeof none) == 0)))
             unlink(path);
@@ -261,6 +265,17 @@ static int rename_new(const char *from, const char *to)
     return unlink(from);
 }
 
+static int sync_directory(int dir, struct pms_error *error)
+{
+    int err;
+    do
+        err = fsync(dir) == 0 ? 0 : errno;
+    while (err == EINTR);
+    close(dir);
+    errno = err == EINVAL ? 0 : err; /* some file systems have no directories to sync */
+    return errno ? pms_fail_errno(error, "syncing the store's directory") : PMS_OK;
+}
+
 int pms_files_publish(struct pms_files *f, struct pms_error *error)
 {
     if (!f->created)
@@ -278,11 +293,15 @@ int pms_files_publish(struct pms_files *f, struct pms_error *error)
         pms_holder_close(f->old_lock_fd);
     f->old_lock_fd = -1;
     int dir = directory_fd(f->path);
-    int err = dir < 0 || fsync(dir) != 0 ? errno : 0; /* the name, before open returns */
-    if (dir >= 0)
-        close(dir);
-    errno = err == EINVAL ? 0 : err; /* some file systems have no directories to sync */
-    return errno ? pms_fail_errno(error, "syncing the store's directory") : PMS_OK;
+    /* the name, before open returns */
+    return dir < 0 ? pms_fail_errno(error, "opening the store's directory")
+                   : sync_directory(dir, error);
+}
+
+int pms_files_confirm(struct pms_files *f, struct pms_error *error)
+{
+    int dir = directory_fd(f->path);
+    return dir < 0 ? PMS_OK : sync_directory(dir, error); /* who may not read it made none there */
 }
 
 /* ---- opening ---- */

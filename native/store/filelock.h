@@ -30,6 +30,10 @@ int pms_files_open(struct pms_files *f, const char *path, const struct pms_optio
  * was faster. */
 int pms_files_publish(struct pms_files *f, struct pms_error *error);
 
+/* That a file which was there has its name durably: who made it, or put it there (a compaction, a
+ * restore), may have died or failed before that was so. */
+int pms_files_confirm(struct pms_files *f, struct pms_error *error);
+
 /* Whether somebody has it open for writing now: looked at by having the lock for a moment. */
 bool pms_files_written(const struct pms_files *f);
 

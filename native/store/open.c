@@ -340,6 +340,11 @@ static int publish(struct opening *o, struct pms_error *error)
     return pms_files_publish(&o->files, error);
 }
 
+static int confirm(struct opening *o, struct pms_error *error)
+{
+    return o->pool->opened.info.created ? PMS_OK : pms_files_confirm(&o->files, error);
+}
+
 enum who { ALL, WRITER, READER, NEW };
 
 static const struct step {
@@ -369,6 +374,7 @@ static const struct step {
     {start_transaction, WRITER},
     {make_root, NEW},
     {publish, NEW},
+    {confirm, WRITER},
 };
 
 static bool takes_part(const struct pms_opened *opened, enum who who)

@@ -140,6 +140,42 @@ static void no_failed_sync_is_forgotten(void)
     CHECK(failed > 8); /* of growth alone: the page table's, the superblock's, its twin's */
 }
 
+/* ---- the directory's ---- */
+
+static _Atomic int directory_syncs, directory_errno;
+
+int fsync(int fd)
+{
+    atomic_fetch_add(&directory_syncs, 1);
+    errno = atomic_load(&directory_errno);
+    return errno ? -1 : fdatasync(fd);
+}
+
+/* Else commits would be durable in a file that nobody finds: who made it may have failed, or died,
+ * before its name was. */
+static void a_name_is_durable_before_an_open_returns(void)
+{
+    struct pms_options o = {.size = 4u << 20, .domain = domain, .hot = 1};
+    static const int modes[] = {PMS_MODE_TRUNCATE, PMS_MODE_READ_WRITE};
+    unlink(path);
+    for (int i = 0; i < 2; i++) {
+        o.mode = modes[i];
+        atomic_store(&directory_errno, EIO);
+        CHECK(pms_pool_open(path, &o, &pool, &e) == PMS_E_OS && e.sys_errno == EIO);
+        atomic_store(&directory_errno, 0);
+    }
+    for (int i = 0; i < 2; i++) { /* one that was closed, too: it may have been put there since */
+        int before = atomic_load(&directory_syncs);
+        CHECK(open_store(PMS_MODE_READ_WRITE));
+        CHECK(atomic_load(&directory_syncs) == before + 1);
+        CHECK(ok(put("a", 100)) && ok(pms_commit(pool, &e)));
+        close_store();
+    }
+    int before = atomic_load(&directory_syncs);
+    CHECK(open_store(PMS_MODE_READ) && atomic_load(&directory_syncs) == before);
+    close_store();
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "%s/pms-test-syncs-%ld",
@@ -149,6 +185,7 @@ int main(void)
         domain = domains[i / 2];
         sync_errno = reasons[i % 3];
         TEST(no_failed_sync_is_forgotten);
+        TEST(a_name_is_durable_before_an_open_returns);
     }
     unlink(path);
     return test_summary();

@@ -296,6 +296,42 @@ static void an_answer_may_be_asked_for_again(void)
     pms_pool_release(writer);
 }
 
+/* A first step, or a disk that does not answer: whatever holds the log lock of one store for long,
+ * readers of another one are answered. */
+static void a_store_that_is_held_up_is_in_no_other_ones_way(void)
+{
+    struct pms_error e;
+    struct pms_pool *held = new_writer();
+    strcat(path, "-other");
+    struct pms_pool *other = new_writer();
+    struct asker of_held = new_asker(held), of_other = new_asker(other);
+    pms_undo_lock(&held->undo);
+    of_held.q.op = PMS_WIRE_PIN;
+    ask(&of_held);
+    /* more of them than are answered before it is looked who else asks */
+    bool answered = true;
+    for (int i = 0; i < 20 && answered; i++) {
+        of_other.q.op = i % 2 ? PMS_WIRE_PIN : PMS_WIRE_EPOCH;
+        ask(&of_other);
+        answered = hear(&of_other).serial == of_other.q.serial;
+    }
+    CHECK(answered);
+    CHECK(recv(of_held.fd, &e, 1, MSG_PEEK | MSG_DONTWAIT) < 0);
+    pms_undo_unlock(&held->undo);
+    struct pms_answer late = hear(&of_held);
+    CHECK(late.serial == of_held.q.serial && late.status == PMS_OK);
+    close(of_held.fd);
+    close(of_other.fd);
+    can_be_read();
+    CHECK(pms_pool_close(other, 0, &e) == PMS_OK);
+    pms_pool_release(other);
+    unlink(path);
+    path[strlen(path) - strlen("-other")] = 0;
+    can_be_read();
+    CHECK(pms_pool_close(held, 0, &e) == PMS_OK);
+    pms_pool_release(held);
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "/dev/shm/pms-test-visitors-%ld", (long)getpid());
@@ -303,6 +339,7 @@ int main(void)
     TEST(what_no_reader_asks_has_no_answer);
     TEST(many_visitors);
     TEST(an_answer_may_be_asked_for_again);
+    TEST(a_store_that_is_held_up_is_in_no_other_ones_way);
     unlink(path);
     return test_summary();
 }
