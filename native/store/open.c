@@ -56,6 +56,7 @@
 #include "commit/tx.h"
 #include "crash/debug.h"
 #include "seam/footer.h"
+#include "seam/memory.h"
 #include "store/close.h"
 #include "store/filelock.h"
 #include "store/grow.h"
@@ -218,6 +219,7 @@ static int map_views(struct opening *o, struct pms_error *error)
         how = PMS_MAP_PRIVATE;
     else if (pool->opened.domain == PMS_DOMAIN_DAX)
         how = PMS_MAP_SYNC;
+    pms_memory_read_limit();
     uint64_t reserve = pool->sight.of == PMS_SIGHT_NONE ? pms_room_address_space(pool) : 0;
     int status = pms_map_open(&pool->map, is_shown(o) ? -1 : pool->opened.fd,
                               pool->super.file_bytes, reserve, how, &pool->persist, error);

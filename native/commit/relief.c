@@ -1,0 +1,163 @@
+#include "commit/relief.h"
+
+#include "base/region.h"
+#include "log/entries.h"
+#include "log/marks.h"
+#include "seam/memory.h"
+
+#define LOOKS 16u                /* while as much is written as the share is */
+#define LOOK_LEAST (1ull << 20)  /* bytes written between two looks */
+#define ROOM 8u                  /* one part in so many of the share is made free at once */
+#define PIECE_PAGES 2048u        /* given back while others wait for the log lock */
+#define OLDEST 64u               /* kinds of ages: by powers of two; */
+#define STAYS 65u                /* of a page that is not given back */
+
+struct relief {
+    struct pms_pool *pool;
+    uint64_t homed;  /* the journal's */
+    uint64_t need;     /* bytes */
+    uint64_t given;    /* bytes */
+    unsigned youngest; /* kind of age: all that are older go; of these, as many as are needed */
+};
+
+static unsigned kind_of(uint64_t age) { return age ? 64 - (unsigned)__builtin_clzll(age) : 0; }
+
+/* The kind of a page's age. Exact under the log lock. */
+static unsigned look_at_page(const struct relief *r, uint64_t page)
+{
+    const struct pms_pool *pool = r->pool;
+    const struct pms_undo *u = &pool->undo;
+    if (pms_undo_page_prepared(u, page) || pms_map_is_astray(&pool->map, page))
+        return STAYS;
+    uint64_t age = pms_journal_age(pool->journal, page, r->homed);
+    return age == UINT64_MAX ? STAYS : kind_of(age);
+}
+
+/* The end of the data that the page lies in; 0: it lies in none. */
+static uint64_t data_end(const struct pms_pool *pool, uint64_t page)
+{
+    struct pms_region region = pms_region_of(&pool->super, page * PMS_PAGE);
+    return region.kind == PMS_REGION_DATA ? region.end / PMS_PAGE : 0;
+}
+
+/* The next page of data from *page on, below `end`, that is the process's. */
+static bool next_candidate(const struct pms_pool *pool, uint64_t *page, uint64_t end)
+{
+    for (uint64_t p = *page; (p = pms_map_next_own(&pool->map, p, end)) < end; p++) {
+        *page = p;
+        if (data_end(pool, p))
+            return true;
+    }
+    *page = end;
+    return false;
+}
+
+/* ---- which of them ---- */
+
+/* Chooses the ages. Others may capture meanwhile: that is seen when it comes to it. */
+static void choose(struct relief *r)
+{
+    uint64_t pages[STAYS + 1] = {0}, sum = 0, end = r->pool->map.bytes / PMS_PAGE;
+    for (uint64_t page = 0; next_candidate(r->pool, &page, end); page++)
+        pages[look_at_page(r, page)]++;
+    for (r->youngest = OLDEST;; r->youngest--) {
+        sum += pages[r->youngest] * PMS_PAGE;
+        if (sum >= r->need || r->youngest == 0)
+            break;
+    }
+}
+
+/* Whether a page goes: of the youngest kind that is needed, only while there is need. */
+static bool goes(const struct relief *r, uint64_t page)
+{
+    unsigned kind = look_at_page(r, page);
+    return kind != STAYS && (kind > r->youngest || (kind == r->youngest && r->given < r->need));
+}
+
+/* ---- giving back ---- REQUIRES: the log lock ---- */
+
+/* Pages that the engine stored to stay writable, and only these: users' are prepared as long as
+ * they are. Its next store makes them writable again. */
+static bool protect_engines(struct pms_pool *pool, uint64_t page)
+{
+    return !pms_map_all_writable(&pool->map, page * PMS_PAGE, PMS_PAGE) ||
+           (!pms_undo_is_engines(&pool->undo, page) &&
+            pms_map_protect(&pool->map, page * PMS_PAGE, PMS_PAGE) == 0);
+}
+
+static void give_back_piece(struct relief *r, uint64_t page, uint64_t end)
+{
+    struct pms_pool *pool = r->pool;
+    while (next_candidate(pool, &page, end)) {
+        uint64_t first = page, limit = data_end(pool, page);
+        limit = limit < end ? limit : end;
+        while (page < limit && pms_map_next_own(&pool->map, page, page + 1) == page &&
+               goes(r, page) && protect_engines(pool, page)) {
+            r->given += PMS_PAGE;
+            page++;
+        }
+        if (page == first)
+            page++;
+        else if (!pms_map_give_back(&pool->map, first * PMS_PAGE, (page - first) * PMS_PAGE))
+            r->given -= (page - first) * PMS_PAGE;
+    }
+}
+
+static void give_back(struct relief *r)
+{
+    uint64_t end = r->pool->map.bytes / PMS_PAGE;
+    for (uint64_t page = 0; next_candidate(r->pool, &page, end);) {
+        uint64_t to = page + PIECE_PAGES < end ? page + PIECE_PAGES : end;
+        pms_undo_lock(&r->pool->undo);
+        give_back_piece(r, page, to);
+        pms_undo_unlock(&r->pool->undo);
+        page = to;
+    }
+}
+
+/* ---- when ---- */
+
+/* Tells the other stores of the process, too. */
+static void count(struct pms_pool *pool)
+{
+    uint64_t own = pms_map_own_bytes(&pool->map);
+    pms_memory_add((int64_t)(own - pool->relief.own));
+    pool->relief.own = own;
+}
+
+static void give(struct pms_pool *pool, enum pms_journal_ask ask, uint64_t need)
+{
+    struct relief r = {.pool = pool, .homed = pms_journal_homed(pool->journal, ask), .need = need};
+    choose(&r);
+    give_back(&r);
+    pool->relief.given += r.given;
+    count(pool);
+}
+
+static void relieve(struct pms_pool *pool, uint64_t share)
+{
+    uint64_t most = share - share / ROOM;
+    give(pool, PMS_JOURNAL_HURRY, pms_memory_own() - most);
+    if (pms_memory_own() > share)
+        give(pool, PMS_JOURNAL_WAIT, pms_memory_own() - most);
+    pms_undo_lock(&pool->undo);
+    pms_undo_give_back(&pool->undo);
+    pms_undo_unlock(&pool->undo);
+}
+
+void pms_relief_look(struct pms_pool *pool)
+{
+    pms_memory_read_limit();
+    count(pool);
+    uint64_t share = pms_memory_share();
+    if (pms_memory_own() > share && !pms_pool_failed(pool))
+        relieve(pool, share);
+    uint64_t pause = share / LOOKS > LOOK_LEAST ? share / LOOKS : LOOK_LEAST;
+    pool->relief.look_at = pms_journal_written(pool->journal) + pause;
+}
+
+void pms_relief_end(struct pms_pool *pool)
+{
+    pms_memory_add(-(int64_t)pool->relief.own);
+    pool->relief.own = 0;
+}

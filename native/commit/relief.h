@@ -1,0 +1,37 @@
+/* Domain file: pages are given back to the file where memory is short.
+ *
+ * A page that was stored to is the process's own from then on, and its memory is nobody else's: a
+ * store that was written all over takes as much memory as it is large. Once a commit's image of the
+ * page is home, and synced, the file has the same bytes: then the page may be the file's again. It
+ * is read from there when somebody looks, and its next capture is bare (log/bare.h). That costs more
+ * than to keep it. So it happens only while the stores of this process have more such pages than
+ * their share of memory (seam/memory.h), to what was committed longest ago, and at one place: behind
+ * a commit, under the operation lock and, for some megabytes at a time, the log lock. Not to
+ *
+ *   what the running transaction has captured, or bore, hot ranges too: memory alone has it
+ *   idle slots: they are stored to without capture
+ *   what is astray: rolled back without a pre-image, or of a slot that is gone (map.h)
+ *   what is not home: the version that is held, what the journal's thread has not got to
+ *
+ * I10 a page is given back only while home has the bytes that it shows, and no image of it waits.
+ *
+ * If that is not enough, the journal's thread is told to hurry, and is waited for while the stores
+ * have more than their share. The log's memory, of which a large transaction took as much, goes
+ * too. What one transaction takes is not bounded by it. */
+#ifndef PMS_COMMIT_RELIEF_H
+#define PMS_COMMIT_RELIEF_H
+
+#include "commit/pool_state.h"
+
+/* REQUIRES: the operation lock; a commit has just succeeded. */
+void pms_relief_look(struct pms_pool *pool);
+static inline void pms_relief_after_commit(struct pms_pool *pool)
+{
+    if (pool->journal && pms_journal_written(pool->journal) >= pool->relief.look_at)
+        pms_relief_look(pool);
+}
+
+/* The store has no pages any more. */
+void pms_relief_end(struct pms_pool *pool);
+
+#endif
