@@ -157,6 +157,7 @@ class Lane:
             opening = rng.choice((rng.randrange(1, 200), rng.randrange(1, 5000)))
         if long or look:
             opening, power = 0, None
+        memory = rng.choice(("", "64K", "1M")) if track.domain == "file" else ""
         traits = dict.fromkeys(track.scenario.traits, True)
         return Plan(
             number=number,
@@ -175,6 +176,7 @@ class Lane:
             else 0,
             power_seed=power,
             long=long,
+            memory=memory,
             **traits,
         )
 

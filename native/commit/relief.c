@@ -6,7 +6,6 @@
 #include "seam/memory.h"
 
 #define LOOKS 16u                /* while as much is written as the share is */
-#define LOOK_LEAST (1ull << 20)  /* bytes written between two looks */
 #define ROOM 8u                  /* one part in so many of the share is made free at once */
 #define PIECE_PAGES 2048u        /* given back while others wait for the log lock */
 #define OLDEST 64u               /* kinds of ages: by powers of two; */
@@ -152,8 +151,13 @@ void pms_relief_look(struct pms_pool *pool)
     uint64_t share = pms_memory_share();
     if (pms_memory_own() > share && !pms_pool_failed(pool))
         relieve(pool, share);
-    uint64_t pause = share / LOOKS > LOOK_LEAST ? share / LOOKS : LOOK_LEAST;
-    pool->relief.look_at = pms_journal_written(pool->journal) + pause;
+    pool->relief.look_at = pms_journal_written(pool->journal) + share / LOOKS;
+}
+
+void pms_relief_begin(struct pms_pool *pool)
+{
+    pms_memory_read_limit();
+    pool->relief.look_at = pms_memory_share() / LOOKS;
 }
 
 void pms_relief_end(struct pms_pool *pool)

@@ -31,7 +31,8 @@ static inline void pms_relief_after_commit(struct pms_pool *pool)
         pms_relief_look(pool);
 }
 
-/* The store has no pages any more. */
+/* At open, and at close: the store has no pages of its own, or none any more. */
+void pms_relief_begin(struct pms_pool *pool);
 void pms_relief_end(struct pms_pool *pool);
 
 #endif

@@ -53,10 +53,10 @@
 
 #include "base/pages.h"
 #include "commit/fork.h"
+#include "commit/relief.h"
 #include "commit/tx.h"
 #include "crash/debug.h"
 #include "seam/footer.h"
-#include "seam/memory.h"
 #include "store/close.h"
 #include "store/filelock.h"
 #include "store/grow.h"
@@ -219,7 +219,6 @@ static int map_views(struct opening *o, struct pms_error *error)
         how = PMS_MAP_PRIVATE;
     else if (pool->opened.domain == PMS_DOMAIN_DAX)
         how = PMS_MAP_SYNC;
-    pms_memory_read_limit();
     uint64_t reserve = pool->sight.of == PMS_SIGHT_NONE ? pms_room_address_space(pool) : 0;
     int status = pms_map_open(&pool->map, is_shown(o) ? -1 : pool->opened.fd,
                               pool->super.file_bytes, reserve, how, &pool->persist, error);
@@ -250,6 +249,7 @@ static int open_journal(struct opening *o, struct pms_error *error)
     int status = pms_journal_open(&pool->journal, &pool->map, &pool->super, pool->tx.last, error);
     if (status != PMS_OK)
         return status;
+    pms_relief_begin(pool);
     pool->tx.runs_room = pool->map.reserve / PMS_PAGE;
     pool->tx.runs = pms_reserve(pool->tx.runs_room * sizeof *pool->tx.runs);
     return pool->tx.runs ? PMS_OK : pms_fail_errno(error, "reserving memory for commits");
