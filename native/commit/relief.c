@@ -5,15 +5,15 @@
 #include "log/marks.h"
 #include "seam/memory.h"
 
-#define LOOKS 16u                /* while as much is written as the share is */
-#define ROOM 8u                  /* one part in so many of the share is made free at once */
-#define PIECE_PAGES 2048u        /* given back while others wait for the log lock */
-#define OLDEST 64u               /* kinds of ages: by powers of two; */
-#define STAYS 65u                /* of a page that is not given back */
+#define LOOKS 16u         /* while as much is written as the share is */
+#define ROOM 8u           /* one part in so many of the share is made free at once */
+#define PIECE_PAGES 2048u /* given back while others wait for the log lock */
+#define OLDEST 64u        /* kinds of ages: by powers of two; */
+#define STAYS 65u         /* of a page that is not given back */
 
 struct relief {
     struct pms_pool *pool;
-    uint64_t homed;  /* the journal's */
+    uint64_t homed;    /* the journal's */
     uint64_t need;     /* bytes */
     uint64_t given;    /* bytes */
     unsigned youngest; /* kind of age: all that are older go; of these, as many as are needed */

@@ -3,10 +3,10 @@
  * A page that was stored to is the process's own from then on, and its memory is nobody else's: a
  * store that was written all over takes as much memory as it is large. Once a commit's image of the
  * page is home, and synced, the file has the same bytes: then the page may be the file's again. It
- * is read from there when somebody looks, and its next capture is bare (log/bare.h). That costs more
- * than to keep it. So it happens only while the stores of this process have more such pages than
- * their share of memory (seam/memory.h), to what was committed longest ago, and at one place: behind
- * a commit, under the operation lock and, for some megabytes at a time, the log lock. Not to
+ * is read from there when somebody looks, and its next capture is bare (log/bare.h). That costs
+ * more than to keep it. So it happens only while the stores of this process have more such pages
+ * than their share of memory (seam/memory.h), to what was committed longest ago, and at one place:
+ * behind a commit, under the operation lock and, for some megabytes at a time, the log lock. Not to
  *
  *   what the running transaction has captured, or bore, hot ranges too: memory alone has it
  *   idle slots: they are stored to without capture

@@ -337,6 +337,11 @@ bool pms_map_foreign(const struct pms_map *m, uint64_t off, uint64_t bytes, uint
     return foreign;
 }
 
+static void set_foreign(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    set_bits(m->own, off, bytes, false);
+}
+
 void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     PMS_ASSERT(!m->shared && !pms_map_all_writable(m, off, PMS_PAGE));
@@ -345,7 +350,7 @@ void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes)
         /* locked in memory (mlock): they are given up with their mapping */
         err = map_range(m, m->user, off, off + bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE);
     PMS_ASSERT(err == 0);
-    set_bits(m->own, off, bytes, false);
+    set_foreign(m, off, bytes);
 }
 
 bool pms_map_give_back(struct pms_map *m, uint64_t off, uint64_t bytes)
@@ -353,7 +358,7 @@ bool pms_map_give_back(struct pms_map *m, uint64_t off, uint64_t bytes)
     PMS_ASSERT(!m->shared && !pms_map_all_writable(m, off, PMS_PAGE));
     if (madvise(m->user + off, (size_t)bytes, MADV_DONTNEED) != 0)
         return false;
-    set_bits(m->own, off, bytes, false);
+    set_foreign(m, off, bytes);
     return true;
 }
 

@@ -187,8 +187,7 @@ static void small_things_are_bounded(void)
         char name[16];
         memset(value, i, sizeof value);
         uint32_t n = (uint32_t)snprintf(name, sizeof name, "v%d", i);
-        CHECK(pms_object_put_value(pool, 0, name, n, (char *)value, sizeof value, &e) ==
-              PMS_OK);
+        CHECK(pms_object_put_value(pool, 0, name, n, (char *)value, sizeof value, &e) == PMS_OK);
         if (i % 100 == 99) {
             CHECK(ok(pms_commit(pool, &e)));
             own = stats().own_bytes > own ? stats().own_bytes : own;
@@ -292,8 +291,9 @@ static void slots_that_are_open(void)
     struct pms_slot_pair pair;
     pms_memory_set_limit(2 * SHARE);
     fill_store(0);
-    CHECK(ok(pms_object_make_slots(pool, 0, "s", 1, "\x81\xa5slots", 8, "m", 1, 4 * BYTES, 0, &e)) &&
-          ok(pms_commit(pool, &e)) && ok(pms_slot_find(pool, 0, "s", 1, &pair, &e)));
+    CHECK(
+        ok(pms_object_make_slots(pool, 0, "s", 1, "\x81\xa5slots", 8, "m", 1, 4 * BYTES, 0, &e)) &&
+        ok(pms_commit(pool, &e)) && ok(pms_slot_find(pool, 0, "s", 1, &pair, &e)));
     for (uint32_t round = 1; round <= 6; round++) {
         struct pms_object o;
         struct pms_slot_turn turn;
