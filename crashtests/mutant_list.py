@@ -541,7 +541,7 @@ _RELIEF = [
            "pages are given back that the running transaction has captured, and idle slots (I10)", FILE, native=("test_relief",)),
     Mutant("relief_astray", "commit/tx.c", "    note_astray(u);\n", "    (void)note_astray;\n",
            "pages are given back that a roll back left as they were (I10)", FILE, native=("test_relief",)),
-    Mutant("relief_engines", "commit/relief.c", "           (!pms_undo_is_engines(&pool->undo, page) &&", "           (pool->failed &&",
+    Mutant("relief_engines", "commit/relief.c", "    return !pms_undo_is_engines(&pool->undo, page) &&", "    return pool->failed &&",
            "the engine's own pages stay for ever", FILE, native=("test_relief",)),
     Mutant("relief_youngest", "commit/relief.c", "(kind > r->youngest ||", "(kind < r->youngest ||",
            "what is written always goes first", FILE, native=("test_relief",)),

@@ -17,7 +17,12 @@
  *
  * If that is not enough, the journal's thread is told to hurry, and is waited for while the stores
  * have more than their share. The log's memory, of which a large transaction took as much, goes
- * too. What one transaction takes is not bounded by it. */
+ * too.
+ *
+ * Large blocks that the running transaction bore, and slots that it flipped, were dead at the last
+ * commit. They go straight home whenever more of them were born than there is memory for, before
+ * the commit that makes them count, and are given back at once: what is stored to again is written
+ * again by the commit. What a transaction captures stays in memory, and its log. */
 #ifndef PMS_COMMIT_RELIEF_H
 #define PMS_COMMIT_RELIEF_H
 
@@ -29,6 +34,15 @@ static inline void pms_relief_after_commit(struct pms_pool *pool)
 {
     if (pool->journal && pms_journal_written(pool->journal) >= pool->relief.look_at)
         pms_relief_look(pool);
+}
+
+/* Bytes were born in the running transaction, and are filled. REQUIRES: the operation lock. */
+void pms_relief_look_at_born(struct pms_pool *pool);
+static inline void pms_relief_born(struct pms_pool *pool, uint64_t bytes)
+{
+    pool->relief.born += bytes;
+    if (pool->journal && pool->relief.born > pool->relief.most)
+        pms_relief_look_at_born(pool);
 }
 
 /* At open, and at close: the store has no pages of its own, or none any more. */

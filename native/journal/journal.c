@@ -331,6 +331,17 @@ uint64_t pms_journal_age(const struct pms_journal *j, uint64_t page, uint64_t ho
     return mark && (mark & 1 || tx <= homed) ? j->last - tx : UINT64_MAX;
 }
 
+bool pms_journal_write_early(struct pms_journal *j, uint64_t page, uint64_t pages)
+{
+    if (j->direct < 0 || pages < PMS_JOURNAL_DIRECT_PAGES || check_durable(j, NULL))
+        return false;
+    pthread_mutex_lock(&j->mutex);
+    uint64_t homed = j->homed;
+    bool may = !j->letting_go; /* else they may lie where the version was that was let go */
+    pthread_mutex_unlock(&j->mutex);
+    return may && pms_plan_write_early(j, homed, page, pages);
+}
+
 /* ---- open and close ---- */
 
 uint64_t pms_journal_window(const struct pms_journal *j) { return j->ring.window; }

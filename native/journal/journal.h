@@ -134,6 +134,11 @@ uint64_t pms_journal_homed(struct pms_journal *journal, enum pms_journal_ask ask
  * REQUIRES: no commit runs. */
 uint64_t pms_journal_age(const struct pms_journal *journal, uint64_t page, uint64_t homed);
 
+/* Pages that were born in the running transaction go straight home now, and stay there if nobody
+ * stores to them again. false: they are not home. REQUIRES: as for pms_journal_age, and nobody
+ * stores to them meanwhile. CRASH: they are dead. */
+bool pms_journal_write_early(struct pms_journal *journal, uint64_t page, uint64_t pages);
+
 struct pms_journal_stats {
     uint64_t commits, commit_syncs, home_syncs, journal_bytes, home_bytes, straight_bytes, waits;
 };

@@ -296,7 +296,7 @@ static void slots_that_are_open(void)
         ok(pms_commit(pool, &e)) && ok(pms_slot_find(pool, 0, "s", 1, &pair, &e)));
     for (uint32_t round = 1; round <= 6; round++) {
         struct pms_object o;
-        struct pms_slot_turn turn;
+        struct pms_slot_turn turn = {UINT64_MAX, 0};
         CHECK(ok(pms_slot_get(pool, 0, "s", 1, PMS_SLOT_NEXT, &o, &e)));
         uint32_t *idle = (uint32_t *)(void *)(pool->map.user + o.data);
         for (uint64_t w = 0; w < 4 * WORDS; w++)
@@ -405,6 +405,177 @@ static void a_fork_child_reads_its_state(void)
         close(go[i]);
         close(said[i]);
     }
+    close_store();
+}
+
+/* ---- one transaction ---- */
+
+static void make_all(uint32_t value)
+{
+    for (int i = 0; i < ARRAYS; i++) {
+        make(i);
+        write_array(i, value + (uint32_t)i);
+    }
+}
+
+static bool none_is_there(void)
+{
+    struct pms_object o;
+    for (int i = 0; i < ARRAYS; i++) {
+        char name[8];
+        name_of(i, name);
+        if (pms_object_find(pool, 0, name, (uint32_t)strlen(name), &o, &e) != PMS_E_NOT_FOUND)
+            return false;
+    }
+    return true;
+}
+
+/* What it bears is home before it is committed. */
+static void what_one_transaction_bears_is_bounded(void)
+{
+    uint64_t before = anonymous(), most = 0;
+    pms_memory_set_limit(2 * SHARE);
+    open_with(PMS_MODE_TRUNCATE, 0);
+    for (int i = 0; i < ARRAYS; i++) {
+        make(i);
+        write_array(i, (uint32_t)i);
+        uint64_t now = anonymous() - before;
+        most = now > most ? now : most;
+        CHECK(stats().own_bytes <= SHARE + SLACK);
+    }
+    printf("  anonymous %llu MiB at most\n", (unsigned long long)(most / MIB));
+    CHECK(!RSS_TELLS || most <= SHARE + SLACK + 12 * MIB);
+    CHECK(all_are(0));
+    /* again, some of it: that is written once more */
+    for (int i = 0; i < ARRAYS; i += 5) {
+        write_array(i, 70 + (uint32_t)i);
+        write_array(i, (uint32_t)i + 3);
+    }
+    CHECK(ok(pms_commit(pool, &e)));
+    for (int i = 0; i < ARRAYS; i++)
+        CHECK(array_is(at[i], (uint32_t)i + (i % 5 ? 0 : 3)));
+    close_store();
+    open_with(PMS_MODE_READ_WRITE, 0);
+    find_all();
+    for (int i = 0; i < ARRAYS; i++)
+        CHECK(array_is(at[i], (uint32_t)i + (i % 5 ? 0 : 3)));
+    close_store();
+}
+
+/* Over blocks that were freed, whose images may still be on their way home. */
+static void what_is_borne_where_others_died(void)
+{
+    pms_memory_set_limit(2 * SHARE);
+    fill_store(0);
+    for (uint32_t round = 1; round <= 3; round++) {
+        write_all(round * 100);
+        for (int i = 0; i < ARRAYS; i++) {
+            char name[8];
+            name_of(i, name);
+            CHECK(ok(pms_object_remove(pool, 0, name, (uint32_t)strlen(name), &e)));
+        }
+        CHECK(ok(pms_commit(pool, &e)));
+        make_all(round * 100 + 7);
+        CHECK(all_are(round * 100 + 7) && ok(pms_commit(pool, &e)) && all_are(round * 100 + 7));
+    }
+    CHECK(ok(pms_journal_drain(pool->journal, &e)) && all_are(307));
+    close_store();
+    open_with(PMS_MODE_READ_WRITE, 0);
+    find_all();
+    CHECK(all_are(307));
+    close_store();
+}
+
+static void what_one_transaction_bears_is_rolled_back(void)
+{
+    struct pms_check_report report = {0};
+    pms_memory_set_limit(2 * SHARE);
+    open_with(PMS_MODE_TRUNCATE, 0);
+    for (int round = 0; round < 3; round++) {
+        make_all(5);
+        CHECK(ok(pms_rollback(pool, &e)) && none_is_there());
+    }
+    CHECK(ok(pms_check(pool, &report, &e)) && report.problem_count == 0);
+    make_all(6);
+    CHECK(ok(pms_commit(pool, &e)) && all_are(6));
+    close_store();
+}
+
+/* It dies with all of it written, and nothing committed; the next one finds what was committed. */
+static void a_death_before_the_commit(void)
+{
+    pms_memory_set_limit(2 * SHARE);
+    fill_store(0);
+    for (int i = 0; i < ARRAYS / 2; i++) {
+        char name[8];
+        name_of(i, name);
+        CHECK(ok(pms_object_remove(pool, 0, name, (uint32_t)strlen(name), &e)));
+    }
+    CHECK(ok(pms_commit(pool, &e)));
+    close_store();
+    pid_t child = fork();
+    if (child == 0) {
+        open_with(PMS_MODE_READ_WRITE, 0);
+        for (int i = 0; i < ARRAYS / 2; i++) {
+            make(i);
+            write_array(i, 9);
+        }
+        _exit(stats().given_back_bytes > 0 ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    open_with(PMS_MODE_READ_WRITE, 0);
+    for (int i = 0; i < ARRAYS; i++) {
+        char name[8];
+        struct pms_object o;
+        name_of(i, name);
+        int found = pms_object_find(pool, 0, name, (uint32_t)strlen(name), &o, &e);
+        CHECK(found == (i < ARRAYS / 2 ? PMS_E_NOT_FOUND : PMS_OK));
+        if (found == PMS_OK)
+            CHECK(array_is((uint32_t *)(void *)(pool->map.user + o.data), (uint32_t)i));
+    }
+    close_store();
+}
+
+/* Twelve pairs of two: each transaction flips them all. */
+static void slots_that_one_transaction_flips(void)
+{
+    pms_memory_set_limit(2 * SHARE);
+    open_with(PMS_MODE_TRUNCATE, 0);
+    for (int i = 0; i < 12; i++) {
+        char name[8];
+        name_of(i, name);
+        CHECK(ok(pms_object_make_slots(pool, 0, name, (uint32_t)strlen(name), "\x81\xa5slots", 8,
+                                       "m", 1, 2 * BYTES, 0, &e)));
+    }
+    CHECK(ok(pms_commit(pool, &e)));
+    uint32_t *current[12] = {0};
+    for (uint32_t round = 1; round <= 5; round++) {
+        for (int i = 0; i < 12; i++) {
+            char name[8];
+            struct pms_object o;
+            struct pms_slot_turn turn = {UINT64_MAX, 0};
+            name_of(i, name);
+            uint32_t n = (uint32_t)strlen(name);
+            CHECK(ok(pms_slot_get(pool, 0, name, n, PMS_SLOT_NEXT, &o, &e)));
+            uint32_t *idle = (uint32_t *)(void *)(pool->map.user + o.data);
+            for (uint64_t w = 0; w < 2 * WORDS; w++)
+                idle[w] = round * 50 + (uint32_t)i + (uint32_t)w;
+            CHECK(ok(pms_slot_flip(pool, 0, name, n, &turn, &e)));
+            CHECK(stats().own_bytes <= SHARE + 3 * BYTES + SLACK);
+            idle[5] = round * 50 + (uint32_t)i + 5; /* still its own to write */
+            pms_unpin(pool, o.data);
+            if (round < 5)
+                current[i] = idle;
+        }
+        if (round == 5)
+            CHECK(ok(pms_rollback(pool, &e)));
+        else
+            CHECK(ok(pms_commit(pool, &e)));
+        for (int i = 0; i < 12; i++)
+            CHECK(array_is(current[i], (round < 5 ? round : 4) * 50 + (uint32_t)i));
+    }
+    CHECK(stats().given_back_bytes > 12 * BYTES);
     close_store();
 }
 
@@ -542,6 +713,11 @@ int main(void)
     TEST(what_holds_a_version_stays);
     TEST(a_snapshot);
     TEST(a_fork_child_reads_its_state);
+    TEST(what_one_transaction_bears_is_bounded);
+    TEST(what_is_borne_where_others_died);
+    TEST(what_one_transaction_bears_is_rolled_back);
+    TEST(a_death_before_the_commit);
+    TEST(slots_that_one_transaction_flips);
     TEST(readers_and_writers_beside_it);
     TEST(pages_locked_in_memory);
     TEST(several_stores_share_it);
