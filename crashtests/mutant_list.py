@@ -547,6 +547,12 @@ _RELIEF = [
            "what is written always goes first", FILE, native=("test_relief",)),
     Mutant("relief_alone", "commit/relief.c", "    pms_memory_add((int64_t)(own - pool->relief.own));", "    (void)pms_memory_add;",
            "stores do not know of each other", FILE, native=("test_relief",)),
+    Mutant("relief_early_blocked", "journal/plan.c", "        if (blocked(&plan, p))\n            return false;", "        if (blocked(&plan, p) && !pages)\n            return false;",
+           "what goes home before its commit is overwritten by an older image", FILE, native=("test_relief",)),
+    Mutant("relief_early_there", "journal/plan.c", "    return j->early && pms_map_foreign(", "    return j->early || pms_map_foreign(",
+           "what was stored to after it went home early is not written again", FILE, native=("test_relief",)),
+    Mutant("relief_born_stays", "commit/relief.c", "        send_born_home(pool, too_much(share));", "        (void)send_born_home;",
+           "what one transaction bears stays in memory", FILE, native=("test_relief",)),
 ]  # fmt: skip
 
 OUTLIVE = ("test_outlive",)
