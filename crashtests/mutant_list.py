@@ -531,6 +531,30 @@ _BARE = [
            "what was captured without a copy counts as unwritten", FILE, native=("test_bare",)),
 ]  # fmt: skip
 
+# Pages that are given back where memory is short: what memory alone has, no crash shows.
+_RELIEF = [
+    Mutant("relief_never", "commit/relief.h", "pms_journal_written(pool->journal) >= pool->relief.look_at)", "pms_journal_written(pool->journal) > UINT64_MAX - 1)",
+           "nothing is given back", FILE, native=("test_relief",)),
+    Mutant("relief_not_home", "journal/journal.c", "    return mark && (mark & 1 || tx <= homed) ? j->last - tx : UINT64_MAX;", "    return mark && homed + 1 ? j->last - tx : UINT64_MAX;",
+           "pages are given back whose image is not home (I10)", FILE, native=("test_relief",)),
+    Mutant("relief_prepared", "commit/relief.c", "    if (pms_undo_page_prepared(u, page) || pms_map_is_astray(&pool->map, page))", "    (void)u; if (pms_map_is_astray(&pool->map, page))",
+           "pages are given back that the running transaction has captured, and idle slots (I10)", FILE, native=("test_relief",)),
+    Mutant("relief_astray", "commit/tx.c", "    note_astray(u);\n", "    (void)note_astray;\n",
+           "pages are given back that a roll back left as they were (I10)", FILE, native=("test_relief",)),
+    Mutant("relief_engines", "commit/relief.c", "    return !pms_undo_is_engines(&pool->undo, page) &&", "    return pool->failed &&",
+           "the engine's own pages stay for ever", FILE, native=("test_relief",)),
+    Mutant("relief_youngest", "commit/relief.c", "(kind > r->youngest ||", "(kind < r->youngest ||",
+           "what is written always goes first", FILE, native=("test_relief",)),
+    Mutant("relief_alone", "commit/relief.c", "    pms_memory_add((int64_t)(own - pool->relief.own));", "    (void)pms_memory_add;",
+           "stores do not know of each other", FILE, native=("test_relief",)),
+    Mutant("relief_early_blocked", "journal/plan.c", "        if (blocked(&plan, p))\n            return false;", "        if (blocked(&plan, p) && !pages)\n            return false;",
+           "what goes home before its commit is overwritten by an older image", FILE, native=("test_relief",)),
+    Mutant("relief_early_there", "journal/plan.c", "    return j->early && pms_map_foreign(", "    return j->early || pms_map_foreign(",
+           "what was stored to after it went home early is not written again", FILE, native=("test_relief",)),
+    Mutant("relief_born_stays", "commit/relief.c", "        send_born_home(pool, too_much(share));", "        (void)send_born_home;",
+           "what one transaction bears stays in memory", FILE, native=("test_relief",)),
+]  # fmt: skip
+
 OUTLIVE = ("test_outlive",)
 
 _OUTLIVE = [
@@ -588,4 +612,4 @@ _THIN = [
            "a file that a sparse copy was put over says how much of its log is backed", native=THIN),
 ]
 
-MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_THIN, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]
+MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_RELIEF, *_THIN, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]

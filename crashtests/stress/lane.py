@@ -157,6 +157,7 @@ class Lane:
             opening = rng.choice((rng.randrange(1, 200), rng.randrange(1, 5000)))
         if long or look:
             opening, power = 0, None
+        memory = rng.choice(("", "64K", "1M")) if track.domain == "file" else ""
         traits = dict.fromkeys(track.scenario.traits, True)
         if "compacts" in traits:
             # of a file that another takes the place of nothing is known to have been durable
@@ -180,6 +181,7 @@ class Lane:
             else 0,
             power_seed=power,
             long=long,
+            memory=memory,
             **traits,
         )
 

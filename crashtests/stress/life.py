@@ -68,6 +68,8 @@ class Plan:
     """Die at that primitive, from the open, or from when the actors run."""
     power_seed: int | None = None
     """Then the file loses what was not durable."""
+    memory: str = ""
+    """So much is all that there is (`PMSTORE_MEMORY`). "": what the machine has."""
 
 
 @dataclass
@@ -108,6 +110,7 @@ class Life:
 
     def open(self, mode: str = "a", again: bool = False) -> Any:
         plan = self.plan
+        os.environ["PMSTORE_MEMORY"] = plan.memory
         options: dict[str, Any] = {}
         if mode != "r":
             options = {"size": "3MiB", "hot": plan.hot, "hold": plan.hold}

@@ -65,6 +65,14 @@ struct pms_holding {
     bool going_back;
 };
 
+struct pms_relief {   /* relief.c's alone, under the operation lock */
+    uint64_t look_at; /* bytes that commits have written by then */
+    uint64_t born;    /* bytes of blocks since the last look, */
+    uint64_t most;    /* and how many there may be */
+    uint64_t own;     /* bytes of the process's own pages, as counted last */
+    uint64_t given;   /* back to the file, since open */
+};
+
 struct pms_populate { /* populate.c's alone */
     pthread_t thread; /* if running */
     bool running;
@@ -90,6 +98,7 @@ struct pms_pool {
     struct pms_opened opened;
     struct pms_tx tx;
     struct pms_holding hold;
+    struct pms_relief relief;
     struct pms_populate populate;
     /* what the file says of itself: changed by growth, and by whoever writes it */
     struct pms_superblock super;

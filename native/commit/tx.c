@@ -14,6 +14,7 @@
 #include "commit/hold.h"
 #include "commit/landing.h"
 #include "commit/pool_state.h"
+#include "commit/relief.h"
 #include "base/quiet.h"
 #include "log/bare.h"
 #include "log/snapshot.h"
@@ -269,6 +270,14 @@ static uint32_t gather_images(const struct pms_pool *pool, const struct ahead *a
     return a->hot_count;
 }
 
+/* It is what home will have. */
+static void note_committed(struct pms_map *map, const struct pms_change *change)
+{
+    for (uint32_t i = 0; map->any_astray && i < change->run_count; i++)
+        pms_map_set_astray(map, change->runs[i].page * PMS_PAGE,
+                           (uint64_t)change->runs[i].pages * PMS_PAGE, false);
+}
+
 static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
                           struct pms_error *error)
 {
@@ -288,6 +297,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
     status = pms_journal_commit(pool->journal, &change, error);
     if (status == PMS_OK) {
         pool->tx.last++;
+        note_committed(&pool->map, &change);
         pms_hold_begin(pool);
         capture_ahead(pool, pool->undo.tag + 1, &ahead);
         pms_undo_fence_locked(&pool->undo);
@@ -323,6 +333,7 @@ static int commit(struct pms_pool *pool, struct pms_landing *landing, struct pms
     if (pms_debug_board)
         pms_debug_acknowledge(pool, pms_pool_root(pool)->epoch, (int)pool->opened.domain);
     pms_heap_committed(pool->heap, pool->hold.tag != 0);
+    pms_relief_after_commit(pool);
     return PMS_OK;
 }
 
@@ -388,6 +399,14 @@ static void roll_back_in_place(struct pms_pool *pool)
 
 #define PUT_BACK_MOST 64
 
+/* What the transaction bore has no pre-image. */
+static void note_astray(struct pms_undo *u)
+{
+    for (const struct pms_dirty *d = pms_dirty_first(&u->dirty); d < pms_dirty_end(&u->dirty); d++)
+        if (d->kind == PMS_DIRTY_FRESH || d->kind == PMS_DIRTY_BORN)
+            pms_map_set_astray(u->map, d->off, d->len, true);
+}
+
 /* Private pages have no second view: each is writable while it is put back, and a writer may
  * slip in. Once all are protected that shows, for the page is not what its entry says; then they
  * are put back again. Who stored meanwhile waits in its next store for the log lock, so each
@@ -405,6 +424,7 @@ static void roll_back_private(struct pms_pool *pool)
                    (int64_t)pms_undo_entries(u)); /* every entry appended is found again (I1) */
         pms_capture_protect_all(&pool->capture);
     } while (!pms_undo_is_applied(u) && --rounds);
+    note_astray(u);
     pms_bare_give_back(u); /* nobody slips in here: these stay protected */
     begin_anew(pool, u->log.halves ? u->tag + 1 : u->tag);
 }

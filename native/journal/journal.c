@@ -301,6 +301,47 @@ void pms_journal_stats(struct pms_journal *j, struct pms_journal_stats *stats)
     pthread_mutex_unlock(&j->mutex);
 }
 
+/* ---- what is home ---- */
+
+/* the caller's own, though under the mutex where others ask for them */
+uint64_t pms_journal_written(const struct pms_journal *j)
+{
+    return j->stats.journal_bytes + j->stats.straight_bytes;
+}
+
+uint64_t pms_journal_homed(struct pms_journal *j, enum pms_journal_ask ask)
+{
+    pthread_mutex_lock(&j->mutex);
+    while (ask != PMS_JOURNAL_LOOK && !j->failed && j->head != j->loose.position) {
+        j->wanted = true;
+        pthread_cond_signal(&j->work);
+        if (ask == PMS_JOURNAL_HURRY)
+            break;
+        pthread_cond_wait(&j->room, &j->mutex);
+    }
+    uint64_t homed = j->homed;
+    pthread_mutex_unlock(&j->mutex);
+    return homed;
+}
+
+/* What was written straight home was synced by its commit, and no older image follows (plan.c). */
+uint64_t pms_journal_age(const struct pms_journal *j, uint64_t page, uint64_t homed)
+{
+    uint64_t mark = atomic_load_explicit(&j->marks[page], memory_order_relaxed), tx = mark >> 1;
+    return mark && (mark & 1 || tx <= homed) ? j->last - tx : UINT64_MAX;
+}
+
+bool pms_journal_write_early(struct pms_journal *j, uint64_t page, uint64_t pages)
+{
+    if (j->direct < 0 || pages < PMS_JOURNAL_DIRECT_PAGES || check_durable(j, NULL))
+        return false;
+    pthread_mutex_lock(&j->mutex);
+    uint64_t homed = j->homed;
+    bool may = !j->letting_go; /* else they may lie where the version was that was let go */
+    pthread_mutex_unlock(&j->mutex);
+    return may && pms_plan_write_early(j, homed, page, pages);
+}
+
 /* ---- open and close ---- */
 
 uint64_t pms_journal_window(const struct pms_journal *j) { return j->ring.window; }

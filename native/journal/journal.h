@@ -120,6 +120,25 @@ int pms_journal_show_held(struct pms_journal *journal, struct pms_undo *undo,
 /* Call before growth changes the superblock's segments (drain first), then set the new one. */
 void pms_journal_set_super(struct pms_journal *journal, const struct pms_superblock *super);
 
+/* Bytes that commits have written, since open: a measure of what becomes the process's own. */
+uint64_t pms_journal_written(const struct pms_journal *journal);
+
+/* The last transaction whose images are home, and synced. hurry: the writer begins with the others
+ * at once; wait: and has written them, but for what is held. An error of its is kept for a caller
+ * that can be told. */
+enum pms_journal_ask { PMS_JOURNAL_LOOK, PMS_JOURNAL_HURRY, PMS_JOURNAL_WAIT };
+uint64_t pms_journal_homed(struct pms_journal *journal, enum pms_journal_ask ask);
+
+/* How many transactions ago a page was last committed in this session, where home has it as it was
+ * committed then, synced; UINT64_MAX: home has not, or it was not. homed: as told just now.
+ * REQUIRES: no commit runs. */
+uint64_t pms_journal_age(const struct pms_journal *journal, uint64_t page, uint64_t homed);
+
+/* Pages that were born in the running transaction go straight home now, and stay there if nobody
+ * stores to them again. false: they are not home. REQUIRES: as for pms_journal_age, and nobody
+ * stores to them meanwhile. CRASH: they are dead. */
+bool pms_journal_write_early(struct pms_journal *journal, uint64_t page, uint64_t pages);
+
 struct pms_journal_stats {
     uint64_t commits, commit_syncs, home_syncs, journal_bytes, home_bytes, straight_bytes, waits;
 };

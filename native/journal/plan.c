@@ -162,6 +162,14 @@ int pms_plan_write_record(struct pms_journal *j, const struct pms_change *change
     return pms_ring_write(&j->ring, j->map->persist, j->tail, sink.iov, 1 + sink.count, error);
 }
 
+/* It was written early, and given back to the file. */
+static bool is_there(const struct pms_journal *j, uint64_t page, uint64_t pages)
+{
+    uint64_t run;
+    return j->early && pms_map_foreign(j->map, page * PMS_PAGE, pages * PMS_PAGE, &run) &&
+           run == pages * PMS_PAGE;
+}
+
 static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run,
                       struct pms_error *error)
 {
@@ -177,8 +185,10 @@ static int write_home(struct pms_journal *j, const struct pms_change *change, st
         const unsigned char *from = stable(j, change, run->page + done, n, &bounced);
         crc = pms_crc32c(crc, from, n * PMS_PAGE);
         int fd = pms_journal_fd_of(j, run->pages, j->map->fd);
-        int failed = pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE,
-                                        (run->page + done) * PMS_PAGE);
+        int failed = is_there(j, run->page + done, n)
+                         ? 0
+                         : pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE,
+                                              (run->page + done) * PMS_PAGE);
         if (failed) {
             errno = failed;
             return pms_fail_errno(error, "writing fresh pages home");
@@ -187,6 +197,19 @@ static int write_home(struct pms_journal *j, const struct pms_change *change, st
     }
     run->home_crc = crc;
     return PMS_OK;
+}
+
+bool pms_plan_write_early(struct pms_journal *j, uint64_t homed, uint64_t page, uint64_t pages)
+{
+    struct pms_plan plan = {.journal = j, .homed = homed};
+    struct pms_run run = {.page = page, .pages = (uint32_t)pages, .home = 1};
+    PMS_ASSERT(j->direct >= 0 && pages >= PMS_JOURNAL_DIRECT_PAGES);
+    for (uint64_t p = page; p < page + pages; p++)
+        if (blocked(&plan, p))
+            return false;
+    pms_footer_raise(j->map, j->last); /* as for all that goes straight home */
+    j->early = true;
+    return write_home(j, &(struct pms_change){0}, &run, NULL) == PMS_OK;
 }
 
 int pms_plan_write_homes(struct pms_journal *j, const struct pms_change *change,

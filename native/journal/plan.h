@@ -22,6 +22,15 @@ void pms_plan_build(struct pms_plan *plan, const struct pms_run *runs, uint32_t 
 int pms_plan_write_homes(struct pms_journal *journal, const struct pms_change *change,
                          struct pms_error *error);
 
+/* Writes pages straight home before their commit does, which writes those again that are stored to
+ * after it. false: some of them may not be, or could not be written: then the commit sees to it.
+ *
+ * REQUIRES: they were dead at the last commit; nobody stores to them meanwhile; the file passes the
+ * page cache by (`direct`), so that a write which failed has said so. No commit runs. CRASH: as
+ * above. */
+bool pms_plan_write_early(struct pms_journal *journal, uint64_t homed, uint64_t page,
+                          uint64_t pages);
+
 /* Writes images, then the header, behind the ring's tail; a small record in one call.
  *
  * REQUIRES: room for it; the header's fields but for the checksums; the homes are written.

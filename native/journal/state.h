@@ -58,6 +58,7 @@ struct pms_journal {
     /* The caller's own. */
     /* a record that never counted lies at the tail, or a reset failed: start a new chain first */
     bool rechain;
+    bool early; /* some pages were written straight home before their commit, since open */
 };
 
 static inline struct pms_run *pms_journal_runs(struct pms_journal *journal)

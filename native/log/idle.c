@@ -65,5 +65,6 @@ void pms_idle_close(struct pms_undo *u, uint64_t off, uint64_t len)
     PMS_ASSERT(err == 0);
     /* after the protection: a page that needs a pre-image is never writable */
     pms_undo_tag_block(u, off, len, 0);
+    pms_map_set_astray(u->map, off, len, true);
     pms_undo_unlock(u);
 }

@@ -104,6 +104,15 @@ void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super
         turn_halves(l, 0, u->tag);
 }
 
+void pms_undo_give_back(struct pms_undo *u)
+{
+    struct pms_log *l = &u->log;
+    if (!l->in_memory || l->halves || l->at_extent > 0)
+        return;
+    for (uint32_t i = 1; i < l->extent_count; i++)
+        (void)madvise(l->base + l->extent[i].off, (size_t)l->extent[i].bytes, MADV_DONTNEED);
+}
+
 uint64_t pms_undo_capacity(const struct pms_undo *u)
 {
     uint64_t sum = 0; /* the fast log is a bonus */

@@ -144,6 +144,10 @@ void pms_undo_close(struct pms_undo *u);
 /* empties the log of this transaction; dirty list too */
 void pms_undo_begin(struct pms_undo *u, uint64_t tag);
 
+/* Memory of a log in memory that the transactions before needed, and nobody does now. Nothing,
+ * where it is needed. REQUIRES: the log lock. */
+void pms_undo_give_back(struct pms_undo *u);
+
 /* Bytes of entries that fit for sure in one transaction, whatever their sizes (I5). */
 uint64_t pms_undo_capacity(const struct pms_undo *u);
 /* the same once logs are cut in halves, as they may be already */

@@ -27,6 +27,7 @@
 #define MADV_COLLAPSE 25
 #endif
 
+#define BITMAPS 3u              /* writable, own, astray */
 #define APART_MAX 1024u         /* of the 65,530 mappings that a process may have */
 #define NO_ADVICE 0x7fff        /* of madvise: no system has it */
 #define PARTED_APART 2          /* mappings that one of them makes */
@@ -126,10 +127,11 @@ static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
     uint64_t least = pms_huge_up(bytes);
     for (;;) {
         m->reserve = reserve;
-        void *bits = reserve_both(m) ? pms_reserve(2 * bitmap_bytes(reserve)) : NULL;
+        void *bits = reserve_both(m) ? pms_reserve(BITMAPS * bitmap_bytes(reserve)) : NULL;
         if (bits) {
             m->writable = bits;
             m->own = (void *)((char *)bits + bitmap_bytes(reserve));
+            m->astray = (void *)((char *)bits + 2 * bitmap_bytes(reserve));
             return 0;
         }
         unmap_views(m);
@@ -194,10 +196,10 @@ void pms_map_close(struct pms_map *m)
     pms_mappings_add(-m->parted - PARTED_APART * (int64_t)m->apart);
     m->parted = m->apart = 0;
     if (m->writable)
-        munmap((void *)m->writable, 2 * bitmap_bytes(m->reserve));
+        munmap((void *)m->writable, BITMAPS * bitmap_bytes(m->reserve));
     unmap_views(m);
     pms_footer_close(m);
-    m->writable = m->own = NULL;
+    m->writable = m->own = m->astray = NULL;
     m->bytes = 0;
 }
 
@@ -335,6 +337,11 @@ bool pms_map_foreign(const struct pms_map *m, uint64_t off, uint64_t bytes, uint
     return foreign;
 }
 
+static void set_foreign(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    set_bits(m->own, off, bytes, false);
+}
+
 void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     PMS_ASSERT(!m->shared && !pms_map_all_writable(m, off, PMS_PAGE));
@@ -343,7 +350,43 @@ void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes)
         /* locked in memory (mlock): they are given up with their mapping */
         err = map_range(m, m->user, off, off + bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE);
     PMS_ASSERT(err == 0);
-    set_bits(m->own, off, bytes, false);
+    set_foreign(m, off, bytes);
+}
+
+bool pms_map_give_back(struct pms_map *m, uint64_t off, uint64_t bytes)
+{
+    PMS_ASSERT(!m->shared && !pms_map_all_writable(m, off, PMS_PAGE));
+    if (madvise(m->user + off, (size_t)bytes, MADV_DONTNEED) != 0)
+        return false;
+    set_foreign(m, off, bytes);
+    return true;
+}
+
+uint64_t pms_map_next_own(const struct pms_map *m, uint64_t page, uint64_t end)
+{
+    return next_page(m, page, end, true);
+}
+
+uint64_t pms_map_own_bytes(const struct pms_map *m)
+{
+    uint64_t pages = 0;
+    for (uint64_t w = 0; !m->shared && w < (m->bytes / PMS_PAGE + 63) / 64; w++)
+        pages += (uint64_t)__builtin_popcountll(
+            atomic_load_explicit(&m->own[w], memory_order_relaxed));
+    return pages * PMS_PAGE;
+}
+
+void pms_map_set_astray(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
+{
+    if (m->shared || (!on && !m->any_astray))
+        return;
+    m->any_astray = true;
+    set_bits(m->astray, off, bytes, on);
+}
+
+bool pms_map_is_astray(const struct pms_map *m, uint64_t page)
+{
+    return atomic_load_explicit(&m->astray[page / 64], memory_order_relaxed) >> (page % 64) & 1;
 }
 
 int pms_map_read_home(const struct pms_map *m, uint64_t off, uint64_t bytes, void *into)

@@ -34,6 +34,10 @@ struct pms_map {
     _Atomic uint64_t *writable;
     /* likewise: it has been, since it was given back. Private views: all others are the file's */
     _Atomic uint64_t *own;
+    /* likewise: what was stored there was never committed, and no roll back took it away: it is of
+     * no account, and not what the file has */
+    _Atomic uint64_t *astray;
+    bool any_astray;           /* since open */
     struct pms_footer *footer; /* the page behind `bytes`, where it is kept: footer.h */
     uint32_t apart;            /* ranges set apart so far */
     /* mappings that changes of protection have made: under the log lock, as these are */
@@ -85,6 +89,19 @@ bool pms_map_foreign(const struct pms_map *m, uint64_t off, uint64_t bytes, uint
 /* The file's they are again: what was stored there is gone. REQUIRES: the log lock; they are
  * protected. */
 void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* The same, of pages that others may be reading: they find the same bytes, as the file has them.
+ * false: nothing has changed, as they are locked in memory. REQUIRES: as above. */
+bool pms_map_give_back(struct pms_map *m, uint64_t off, uint64_t bytes);
+
+/* The first page from `page` on, below `end`, that is not the file's; `end`: there is none. Private
+ * views. */
+uint64_t pms_map_next_own(const struct pms_map *m, uint64_t page, uint64_t end);
+uint64_t pms_map_own_bytes(const struct pms_map *m);
+
+/* Pages go astray, or are found again. REQUIRES: the log lock. */
+void pms_map_set_astray(struct pms_map *m, uint64_t off, uint64_t bytes, bool on);
+bool pms_map_is_astray(const struct pms_map *m, uint64_t page);
 
 /* What the file has of a range, whatever the views show. Returns errno (EIO: it ends early). */
 int pms_map_read_home(const struct pms_map *m, uint64_t off, uint64_t bytes, void *into);

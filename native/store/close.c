@@ -24,6 +24,7 @@
 #include "commit/outlive.h"
 #include "commit/pool_state.h"
 #include "commit/refs.h"
+#include "commit/relief.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"
 #include "commit/unlock.h"
@@ -79,6 +80,7 @@ void pms_close_engine(struct pms_pool *pool)
     pms_unreserve(pool->tx.runs, pool->tx.runs_room * sizeof *pool->tx.runs);
     pool->tx.runs = NULL;
     pms_undo_close(&pool->undo);
+    pms_relief_end(pool);
 }
 
 /* REQUIRES: the operation lock. A transaction block that is open is no state: it is rolled back. */

@@ -5,6 +5,7 @@
 
 #include "base/pages.h"
 #include "commit/pool_state.h"
+#include "commit/relief.h"
 #include "store/grow.h"
 
 #define AHEAD_LEAST (256u << 10) /* of a private view: less is copied by its first stores */
@@ -117,5 +118,7 @@ int pms_pool_new_data(struct pms_pool *pool, uint64_t bytes, int how, const void
     if (status != PMS_OK)
         /* born in this transaction: as if it had not been */
         pms_heap_free(pool->heap, *data, NULL);
+    else
+        pms_relief_born(pool, bytes);
     return status;
 }

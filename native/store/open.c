@@ -53,6 +53,7 @@
 
 #include "base/pages.h"
 #include "commit/fork.h"
+#include "commit/relief.h"
 #include "commit/tx.h"
 #include "crash/debug.h"
 #include "seam/footer.h"
@@ -248,6 +249,7 @@ static int open_journal(struct opening *o, struct pms_error *error)
     int status = pms_journal_open(&pool->journal, &pool->map, &pool->super, pool->tx.last, error);
     if (status != PMS_OK)
         return status;
+    pms_relief_begin(pool);
     pool->tx.runs_room = pool->map.reserve / PMS_PAGE;
     pool->tx.runs = pms_reserve(pool->tx.runs_room * sizeof *pool->tx.runs);
     return pool->tx.runs ? PMS_OK : pms_fail_errno(error, "reserving memory for commits");

@@ -6,6 +6,7 @@
 #include "store/object.h"
 #include "commit/hold.h"
 #include "commit/pair.h"
+#include "commit/relief.h"
 #include "log/idle.h"
 
 static int open_block(struct pms_pool *pool, uint64_t data, struct pms_error *error)
@@ -98,6 +99,7 @@ static int flip(struct pms_pool *pool, const struct pms_pair *pair, bool again, 
                          pms_pair_used(pair, &idle));
     if (before.alone)
         pms_idle_leave(&pool->undo, before.at.extent_off);
+    pms_relief_born(pool, slots->bytes);
     return PMS_OK;
 }
 

@@ -43,6 +43,8 @@ int pms_pool_stats(struct pms_pool *pool, struct pms_stats *stats, struct pms_er
         .straight_bytes = j.straight_bytes,
         .home_syncs = j.home_syncs,
         .journal_waits = j.waits,
+        .own_bytes = pms_map_own_bytes(&pool->map),
+        .given_back_bytes = pool->relief.given,
     };
     const struct pms_dirty *d = pms_dirty_first(&pool->undo.dirty);
     for (uint64_t i = 0; i < pool->tx.begun && i < pms_dirty_count(&pool->undo.dirty); i++) {

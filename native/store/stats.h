@@ -13,6 +13,7 @@ struct pms_stats {
     uint64_t hot_ranges, hot_bytes;
     uint64_t fences, lines, syncs, protects;
     uint64_t journal_bytes, home_bytes, straight_bytes, home_syncs, journal_waits;
+    uint64_t own_bytes, given_back_bytes;
 };
 
 /* Whether a reader's view is not, or may not be, the last commit any more: another open shows it.

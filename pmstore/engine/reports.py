@@ -102,6 +102,8 @@ class Stats:
     Attributes:
         pinned_bytes: freed, but held by arrays that are still alive.
         faults: first writes that were noticed by page protection.
+        own_bytes: domain file: of pages that were written to and are this process's alone.
+        given_back_bytes: of these, what became the file's again since the open, for want of memory.
     """
 
     epoch: int
@@ -131,6 +133,8 @@ class Stats:
     straight_bytes: int
     home_syncs: int
     journal_waits: int
+    own_bytes: int
+    given_back_bytes: int
 
     def _repr_html_(self) -> str:
         used = notebook.share(self.used_bytes, self.used_bytes + self.free_bytes, 240)
