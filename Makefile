@@ -27,9 +27,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(BINDING) $(NATIVE) | $(PY)
 demo: $(STAMP)
 	$(VENV)/bin/pmstore demo
 
-# A test that is marked `pairwise` runs with some of its combinations; test-long has them all, and more images of crashes.
+# On all processors. A test that is marked `pairwise` runs with some of its combinations; test-long has them all, and more images of crashes.
+WORKERS ?= $(shell nproc)
 test: $(STAMP)
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 test-long: $(STAMP)
 	PMSTORE_TESTS=all PMS_CRASH_IMAGES=1000 $(PY) -m pytest
