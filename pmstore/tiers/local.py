@@ -115,9 +115,9 @@ class _FileLock:
             self.close()
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1  # before: a child may be forked as soon as it is closed
+        if fd >= 0:
+            os.close(fd)
 
 
 def _no_lock(path: Path) -> TierError:

@@ -453,3 +453,31 @@ def test_a_tier_has_a_name_and_a_place(store: pmstore.Store) -> None:
             store.add_tier(*wrong)  # type: ignore[arg-type]
     secret = pmstore.TierConfig("s3://bucket/run", storage_options={"secret": "hush"})
     assert "hush" not in repr(secret)
+
+
+def test_a_child_forked_while_a_lock_is_closed_leaves_other_files_open(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = open_backend(url).lock("run.", "session")
+    other, there = os.pipe()
+    close, statuses = os.close, list[int]()
+
+    def close_and_fork(fd: int) -> None:
+        monkeypatch.undo()
+        close(fd)
+        os.dup2(other, fd)  # another thread opens something
+        child = os.fork()
+        if not child:
+            try:
+                os.fstat(fd)
+            except OSError:
+                os._exit(1)
+            os._exit(0)
+        statuses.append(os.waitpid(child, 0)[1])
+        close(fd)
+
+    monkeypatch.setattr(os, "close", close_and_fork)
+    lock.release()
+    os.close(other)
+    os.close(there)
+    assert statuses == [0]
