@@ -238,7 +238,7 @@ def _begin(
     with store.transaction() if first is None else _committing(store):
         progress = Progress.create(store, name)
         pieces.create(progress.place)
-        progress.write(0)
+        progress.capture(0)
         store[f"{name}/about"] = {
             "format": program.format,
             "torch": str(torch.__version__),

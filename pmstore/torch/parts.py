@@ -27,14 +27,22 @@ from pmstore.torch.program import Program
 from pmstore.torch.whole import inner_optimizers
 
 
-class Kept(Protocol):
-    """One thing that a run keeps beside its tensors."""
+class Part(Protocol):
+    """One thing that a run keeps. All parts use these words, as far as they have the need:
 
-    def write(self) -> None:
-        """What has changed goes into the store; pending until the next commit."""
+    create   of a new run: what the program gives goes into the store; pending
+    check    compares what is stored with what the program gives; changes nothing
+    fit      of an edited program: makes what is stored fit; pending
+    open     finds what is stored
+    bind     the program's tensors become the store's
+    capture  what has changed goes into the store; pending
+    restore  the program becomes what the last commit holds
+    release  the program's objects stay as they are, and the run lets go of them
+    """
 
-    def restore(self) -> None:
-        """The program becomes what the last commit holds."""
+    def capture(self) -> None: ...
+
+    def restore(self) -> None: ...
 
 
 class Pieces:
@@ -76,7 +84,7 @@ class Pieces:
         self._users += self._beside.values()
         self._ends: list[weakref.finalize[..., Any]] = []  # of the hooks on these
         self.trainable: TrainablePart = TrainablePart(store, f"{name}/trainable", self._all)
-        self.parts: list[Kept] = []
+        self.parts: list[Part] = []
         if self.model is not None:
             path = f"{name}/attributes"
             self.parts.append(AttributesPart(store, path, program.models, self.model))
@@ -173,37 +181,37 @@ class Pieces:
         """Everything of a new run. The program is untouched until it is bound."""
         self._watch()
         for binding in self.bindings:
-            binding.write()
-        self._write_rest(place)
+            binding.create()
+        self._capture_rest(place)
 
-    def write(self, place: Place) -> None:
+    def capture(self, place: Place) -> None:
         """Everything that Python holds and the store does not yet."""
-        self._take_in()
-        self._write_rest(place)
+        self._capture_tensors()
+        self._capture_rest(place)
 
-    def write_tensors(self) -> None:
+    def capture_tensors(self) -> None:
         """Tensors that are other objects now, or lie elsewhere: what the program has changed
         outside of steps."""
-        self._take_in()
+        self._capture_tensors()
         self.placement.capture()
 
-    def _take_in(self) -> None:
+    def _capture_tensors(self) -> None:
         self.follow()
         if self.model is not None:
-            self.model.take_in()
+            self.model.capture()
         for optimizer in self.optimizers.values():
-            optimizer.sync()
+            optimizer.capture()
 
-    def _write_rest(self, place: Place) -> None:
+    def _capture_rest(self, place: Place) -> None:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         self.placement.capture()
         self.find_parameters()
         for part in self.parts:
-            part.write()
+            part.capture()
         if self.rng is not None:
-            self.rng.write()
+            self.rng.capture()
         if self.loader is not None:
-            self.loader.write(place)
+            self.loader.capture(place)
 
     def follow(self) -> None:
         """Notices parameters that are other objects now."""

@@ -12,7 +12,7 @@ import torch
 
 import pmstore
 from pmstore.objects.structure import join, split
-from pmstore.torch._state.part import Part, raw_bytes
+from pmstore.torch._state.structure import Structure, raw_bytes
 
 
 class Level(enum.IntEnum):
@@ -47,18 +47,18 @@ def same(ours: Any, theirs: Any) -> bool:
 @pytest.mark.parametrize("state", STATES, ids=repr)
 def test_a_state_comes_back(store: pmstore.Store, state: Any) -> None:
     assert same(join(*split(state)), state)
-    part = Part(store, "part")
+    part = Structure(store, "part")
     assert not part.stored
     part.write(state)
     assert part.stored
-    back = Part(store, "part").read()
+    back = Structure(store, "part").read()
     assert same(back, state)
     assert type(back) is type(state)
 
 
 def test_tensors_that_require_gradients_come_back_so(store: pmstore.Store) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
-    part = Part(store, "part")
+    part = Structure(store, "part")
     for factor in (1.0, 2.0, 3.0):
         state = [weight.clone(), weight * factor, weight, torch.nn.Parameter(torch.ones(2), False)]
         part.write(state)
@@ -87,7 +87,7 @@ def test_what_is_not_data_is_named_with_its_place() -> None:
 
 
 def test_writing_again_writes_only_what_changed(store: pmstore.Store) -> None:
-    part = Part(store, "part")
+    part = Structure(store, "part")
     array = np.zeros(100)
     part.write({"a": array, "n": 1})
     stored = store["part/0"]

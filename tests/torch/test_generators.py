@@ -31,7 +31,7 @@ import pmstore
 from pmstore.scheduler import EveryN
 from pmstore.torch import MismatchError, attach
 from pmstore.torch._random.search import find
-from pmstore.torch._state.part import Part
+from pmstore.torch._state.structure import Structure
 
 SIZE = 14
 KINDS: dict[str, Callable[[], Any]] = {
@@ -396,7 +396,7 @@ def test_a_run_stored_before_generators_had_places(path: Path) -> None:
         run.rollback()
     with pmstore.open(path) as store:
         for name in ("start", "generators"):
-            part = Part(store, f"run/loader/{name}")
+            part = Structure(store, f"run/loader/{name}")
             state = part.read()
             held = state["generators"] if name == "start" else state
             states = [one for place, one in held.items() if place != "attributes"]

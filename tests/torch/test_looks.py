@@ -23,8 +23,8 @@ from pmstore.engine.constants import ARRAY
 from pmstore.objects import values
 from pmstore.objects.structure import split
 from pmstore.torch import attach
-from pmstore.torch._state.part import Part
 from pmstore.torch._state.replaced import OTHERS, SAME, VALUES
+from pmstore.torch._state.structure import Structure
 from pmstore.torch.run import Run
 
 
@@ -511,7 +511,7 @@ def test_a_commit_that_looked_is_one_that_did_not(
 ) -> None:
     fast = list(train(tmp_path / "fast.pm", seed, 40, slow=False))
     monkeypatch.setattr("pmstore.engine._binding.encode", lambda state, kinds: None)
-    monkeypatch.setattr(Part, "_put", _put)
+    monkeypatch.setattr(Structure, "_put", _put)
     slow = list(train(tmp_path / "slow.pm", seed, 40, slow=True))
     assert len(fast) == len(slow)
     for number, (one, other) in enumerate(zip(fast, slow, strict=True)):
@@ -522,7 +522,7 @@ def test_a_commit_that_looked_is_one_that_did_not(
     assert sum(isinstance(one, dict) for one in fast) > len(fast) // 2
 
 
-def _put(self: Part, index: int, given: Any, held: list[Any]) -> None:
+def _put(self: Structure, index: int, given: Any, held: list[Any]) -> None:
     """Always anew."""
     name = f"{self.path}/{index}"
     self._store[name] = given

@@ -12,7 +12,7 @@ from pmstore import Store
 from pmstore.integrations.transformers.state import StoredState
 from pmstore.torch._random.search import raise_python
 from pmstore.torch._read.stored import StoredRun, StoreHolding
-from pmstore.torch._state.part import Part
+from pmstore.torch._state.structure import Structure
 
 
 def export(store: Store, trainer: Trainer, folder: Path) -> None:
@@ -52,13 +52,13 @@ def _optimizer(run: StoredRun) -> dict[str, Any]:
 def _generators(store: Store) -> dict[str, Any]:
     """As the Trainer saves them. It sets them before it opens a data epoch, and amid one once it
     has skipped: what belongs to these moments."""
-    data = Part(store, "run/stateful/data").read()
+    data = Structure(store, "run/stateful/data").read()
     if not data["amid"] and data["start"]:
         python, numpy, cpu = (data["start"][name] for name in ("python", "numpy", "torch"))
     else:
-        python, numpy, cpu = (Part(store, f"run/rng/{name}").read() for name in _PARTS)
+        python, numpy, cpu = (Structure(store, f"run/rng/{name}").read() for name in _PARTS)
     found = {"python": raise_python(python), "numpy": numpy, "cpu": cpu}
-    cuda = Part(store, "run/rng/cuda")
+    cuda = Structure(store, "run/rng/cuda")
     if cuda.stored:
         states = cuda.read()
         found["cuda"] = states if len(states) > 1 else states[0]

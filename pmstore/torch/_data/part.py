@@ -10,7 +10,7 @@ from pmstore.torch._data.samples import cut_source, read_cut
 from pmstore.torch._data.source import Source
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import Found
-from pmstore.torch._state.part import Part
+from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import MismatchError
 
 _VERSION = 2
@@ -32,11 +32,11 @@ class LoaderPart:
         self.source = source
         self._store = store
         self._path = path
-        self._found = Part(store, f"{path}/found")
-        self._start = Part(store, f"{path}/start")
-        self._generators = Part(store, f"{path}/generators")
-        self._held = Part(store, f"{path}/held")
-        self._state = Part(store, f"{path}/state")
+        self._found = Structure(store, f"{path}/found")
+        self._start = Structure(store, f"{path}/start")
+        self._generators = Structure(store, f"{path}/generators")
+        self._held = Structure(store, f"{path}/held")
+        self._state = Structure(store, f"{path}/state")
         self._state_written: object = None
         self._start_written: object = self  # what is stored; nothing known yet
         self._drawn: bytes | None = None  # the generators' states that are stored, if known
@@ -88,7 +88,7 @@ class LoaderPart:
             ],
         )
 
-    def write(self, place: Place) -> None:
+    def capture(self, place: Place) -> None:
         """Pending until the next commit. What is written changes once a data epoch, and where
         loading draws."""
         if self._start_written is not place.done.start:

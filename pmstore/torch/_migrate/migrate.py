@@ -25,10 +25,10 @@ from pmstore.torch._state.attributes import conflicts, describe, take_given
 from pmstore.torch._state.mirror import packed_whole
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import read_layout
-from pmstore.torch._state.part import Part
 from pmstore.torch._state.requires_grad import read_trainable
 from pmstore.torch._state.sharded import HOW_TO_RESHARD
 from pmstore.torch._state.stateful import StatefulPart
+from pmstore.torch._state.structure import Structure
 from pmstore.torch._step.progress import Progress
 from pmstore.torch.errors import AttachError, ChangedError, MismatchError
 from pmstore.torch.optim.base import NativeOptimizer
@@ -112,15 +112,15 @@ class Fitting:
             if one is None or key.partition("/")[0] == "lr_scheduler":
                 continue
             if key in added or self._choices.answered(key):
-                StatefulPart(self._store, f"{self._name}/{key}", one).write()
+                StatefulPart(self._store, f"{self._name}/{key}", one).capture()
         if "rng" in added and self._pieces.rng is not None:
-            self._pieces.rng.write()
+            self._pieces.rng.capture()
         self._fit_loader("loader" in added)
         if self._choices.hit("attributes", "program", "attributes"):
             take_given(self._store, f"{self._name}/attributes", self._program.models)
         self._pieces.find_parameters()
         if self._choices.hit("trainable", "program", "trainable"):
-            self._pieces.trainable.write()
+            self._pieces.trainable.capture()
         if self._pieces.gradients is not None:
             self._pieces.gradients.fit()
 
@@ -135,7 +135,7 @@ class Fitting:
         if binding is None:
             return
         if f"{self._name}/model_layout" not in self._store:
-            binding.write()
+            binding.create()
         elif by_name:
             binding.fit()
 
@@ -156,7 +156,7 @@ class Fitting:
         piece, optimizer = binding.piece, binding.optimizer
         path = f"{self._name}/{piece}"
         if f"{path}/layout" not in self._store:
-            binding.write()
+            binding.create()
             return
         fresh = self._choices.hit("optimizer", "program", piece)
         described = self._store[f"{path}/layout"][0]
@@ -173,7 +173,7 @@ class Fitting:
         held = self._read(path, before, described, dtypes)
         groups = rates.of_groups(piece, optimizer, names, held, fresh)
         if not (fresh or other):
-            Part(self._store, f"{path}/groups").write(groups)
+            Structure(self._store, f"{path}/groups").write(groups)
             return
         self._refuse_slots(binding, described)
         if fresh:
@@ -182,7 +182,7 @@ class Fitting:
         binding = binding.beside(stand_in(optimizer, names, held, groups))
         flat = [name for group in names for name in group]
         self._store.pop(path, None)
-        binding.write()
+        binding.create()
         for name, index in zip(flat, range(len(flat)), strict=True):
             if name in held.own and f"{path}/parameters/{index}" in self._store:
                 copy_common(self._store[f"{path}/parameters/{index}"], held.own[name])
@@ -206,7 +206,7 @@ class Fitting:
         _, tensors, own, _ = read_layout(self._store, path)
         flat = [name for group in names for name in group]
         shapes = [shape for group in described for shape in group["shapes"]]
-        rest = Part(self._store, f"{path}/rest").read()
+        rest = Structure(self._store, f"{path}/rest").read()
         state: dict[str, dict[str, Any]] = {
             flat[index]: dict(plain) for index, plain in rest.items() if index != "others"
         }
@@ -214,7 +214,7 @@ class Fitting:
             value = self._store[f"{path}/state/{index}.{encode_name(key)}"]
             state.setdefault(flat[index], {})[key] = value.clone()
         return HeldOptimizer(
-            Part(self._store, f"{path}/groups").read(),
+            Structure(self._store, f"{path}/groups").read(),
             names,
             dict(zip(flat, shapes, strict=True)),
             dict(dtypes),
@@ -238,9 +238,9 @@ class Fitting:
                 position = Position(position.data_epoch + 1)
             if added or not loader.fits():
                 self._store.pop(path, None)
-                loader.write(Place(position))
+                loader.capture(Place(position))
             else:
-                Part(self._store, f"{path}/start").write(None)
+                Structure(self._store, f"{path}/start").write(None)
                 self._store.pop(f"{path}/state", None)
         elif self._choices.hit("batch_size", "samples", "loader"):
             position = keep_samples(
@@ -251,7 +251,7 @@ class Fitting:
         # what the program held is of batches that do not come as they were
         self._store.pop(f"{path}/held", None)
         progress.place.restore(position)
-        progress.write(progress.finished)
+        progress.capture(progress.finished)
 
 
 def note(store: Store, name: str, program: Program, resume: Resume) -> None:
@@ -347,7 +347,7 @@ def _now(store: Store, name: str, stored: Mapping[str, Settings]) -> dict[str, S
     """What the training made of the optimizers' hyperparameters, and of what is trained."""
     found: dict[str, Settings] = {}
     for piece in stored:
-        groups = Part(store, f"{name}/{piece}/groups")
+        groups = Structure(store, f"{name}/{piece}/groups")
         if piece.partition("/")[0] == "optimizer" and groups.stored:
             found[piece] = {
                 "groups": [

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler as torch_schedulers
 from pmstore import Store
 from pmstore.torch._migrate.differences import SCHEDULED, Choices
 from pmstore.torch._migrate.optimizer import HeldOptimizer
-from pmstore.torch._state.part import Part
+from pmstore.torch._state.structure import Structure
 from pmstore.torch.program import Program
 
 # ---- a stored scheduler's place under other settings, and the rates that follow from both
@@ -195,7 +195,7 @@ class Rates:
     def _begins(self, key: str) -> bool:
         return (
             self._choices.hit("lr_scheduler", "program", key)
-            or not Part(self._store, f"{self._name}/{key}").stored
+            or not Structure(self._store, f"{self._name}/{key}").stored
         )
 
     def _settle(self, piece: str, groups: _Groups, given: _Groups) -> None:
@@ -221,7 +221,7 @@ class Rates:
         by_lr: set[int],
     ) -> None:
         self._schedulers = {one: it for one, it in self._schedulers.items() if one != key}
-        part = Part(self._store, f"{self._name}/{key}")
+        part = Structure(self._store, f"{self._name}/{key}")
         theirs = scheduler.state_dict()
         if self._begins(key):
             part.write(theirs)

@@ -18,7 +18,7 @@ from pmstore.engine._binding import same_bytes
 from pmstore.objects.structure import encode
 from pmstore.objects.tensor import introduce
 from pmstore.torch._random.search import Found, lower_python, raise_python
-from pmstore.torch._state.part import Part, raw_bytes
+from pmstore.torch._state.structure import Structure, raw_bytes
 
 # ---- where the states of the default generators lie, for comparing
 #
@@ -180,10 +180,10 @@ class RngParts:
     own: most steps use only one."""
 
     def __init__(self, store: Store, path: str) -> None:
-        self._parts = {name: Part(store, f"{path}/{name}") for name in (*_GENERATORS, "cuda")}
+        self._parts = {name: Structure(store, f"{path}/{name}") for name in (*_GENERATORS, "cuda")}
         self._written: dict[str, bytes] = {}
 
-    def write(self) -> None:
+    def capture(self) -> None:
         """Writes what changed; pending until the next commit."""
         for name, (look, state) in _GENERATORS.items():
             bits = look()
@@ -238,7 +238,7 @@ class HeadDraws:
 
     def begin(self, number: int) -> None:
         """The head before that loop begins, for the first time; pending until the next commit."""
-        self._of(number).write()
+        self._of(number).capture()
 
     def begin_again(self, number: int) -> None:
         """It is done again."""
@@ -249,7 +249,7 @@ class HeadDraws:
         if again:
             _restore(self._epoch)
         else:
-            self._epoch.write()
+            self._epoch.capture()
 
     def rolled_back(self) -> None:
         """What was written last may be stored no more."""
@@ -263,7 +263,7 @@ def _restore(parts: RngParts) -> None:
 
 def capture(generators: Sequence[Found] = ()) -> dict[str, Any]:
     """The states of the default generators, and of the given ones by their places, as a structure
-    that a `Part` can hold."""
+    that a `Structure` can hold."""
     return {
         "python": lower_python(random.getstate()),
         "numpy": np.random.get_state(legacy=False),

@@ -21,9 +21,9 @@ from pmstore.objects.containers import tree
 from pmstore.torch._state.layout import Place, decode_place
 from pmstore.torch._state.mirror import packed
 from pmstore.torch._state.optimizer_state import read_layout, state_block
-from pmstore.torch._state.part import read_part
 from pmstore.torch._state.sharded import ShardRecord
 from pmstore.torch._state.slots import Kept, SlotViews, described_kept, make_views
+from pmstore.torch._state.structure import read_structure
 from pmstore.torch.errors import AttachError
 from pmstore.torch.program import check_format
 
@@ -167,7 +167,7 @@ class StoredRun:
         return f"{self._name}/{kind}/{encode_name(key)}" if key else f"{self._name}/{kind}"
 
     def _part(self, path: str) -> Any:
-        return read_part(self._held, path)
+        return read_structure(self._held, path)
 
     def _tensor(self, path: str, shard: ShardRecord | None = None) -> StoredTensor:
         shape, dtype = self._held.described(path)

@@ -19,8 +19,8 @@ from pmstore.torch._random.defaults import set_states, states_of
 from pmstore.torch._random.search import OF_MODULES, Found, as_generator, find_in_modules
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
-from pmstore.torch._state.part import Part
 from pmstore.torch._state.replaced import OTHERS, SAME, VALUES
+from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import full_name
 
@@ -127,7 +127,7 @@ class AttributesPart:
         self, store: Store, path: str, models: Mapping[str, nn.Module], model: ModelBinding
     ) -> None:
         """Touches nothing. model: which knows when modules are others."""
-        self._part = Part(store, path)
+        self._part = Structure(store, path)
         self._models = models
         self._model = model
         # what the program gave: a value without arrays, with its bytes if it can change; else None
@@ -183,7 +183,7 @@ class AttributesPart:
         self._left_alone.add(place)
         self._mutable.remove(place)
 
-    def write(self) -> None:
+    def capture(self) -> None:
         """Pending until the next commit. Raises: AttachError: a collection has grown too large."""
         if self._given is None:  # a new run
             self._watch = self._begin(self._look())
@@ -296,7 +296,7 @@ def conflicts(
 ) -> dict[Place, tuple[Any, Any]]:
     """Of what the run has changed, what the program gave and what it gives, where that is another
     value than it gave, and than the run has."""
-    part, found = Part(store, path), {}
+    part, found = Structure(store, path), {}
     if not part.stored:
         return {}
     modules = _modules_of(models)
@@ -314,7 +314,7 @@ def conflicts(
 def take_given(store: Store, path: str, models: Mapping[str, nn.Module]) -> None:
     """What the program gives counts, of all in conflict, or of all if none is; pending until the
     next commit."""
-    part = Part(store, path)
+    part = Structure(store, path)
     if not part.stored:
         return
     held, wrong = part.read(), conflicts(store, path, models)

@@ -23,7 +23,6 @@ from pmstore.base.words import encode_name
 from pmstore.engine._binding import Spent
 from pmstore.errors import TransactionError
 from pmstore.objects import array
-from pmstore.torch._state.part import Part
 from pmstore.torch._state.requires_grad import Parameters
 from pmstore.torch._state.sharded import (
     ShardRecord,
@@ -33,6 +32,7 @@ from pmstore.torch._state.sharded import (
     record_of,
     version,
 )
+from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import AttachError
 
 _LARGE_BYTES = 1 << 20
@@ -118,7 +118,7 @@ class GradientKeeper:
             version if sharded else attrgetter("_version")
         )
         self._path = path
-        self._which = Part(store, f"{path}_layout")
+        self._which = Structure(store, f"{path}_layout")
         self._last: _Names | None = None
         self.spent: Spent = Spent(version if sharded else None)
         # that the last write was of, and which had gradients; None: some were kept
@@ -145,7 +145,7 @@ class GradientKeeper:
         ):
             raise TransactionError(f"{called} would use gradients that it had used {_NOT_KEPT}")
 
-    def write(self) -> None:
+    def capture(self) -> None:
         """Pending until the next commit. The block of a kept one goes when it is not needed twice
         in a row: a loop that accumulates needs the same blocks again.
 

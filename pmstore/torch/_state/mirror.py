@@ -158,7 +158,7 @@ class MirroredModel(ModelBinding):
     devices: Sequence[str] = _DEVICES
     _shapes: list[torch.Size] | None = None  # of the buffers, as in the stored layout, if known
 
-    def write(self) -> None:
+    def create(self) -> None:
         self._write_layout(plan(self._members))
 
     def open(self) -> None:
@@ -186,7 +186,7 @@ class MirroredModel(ModelBinding):
                 else:
                     fill(tensor, held[name])
 
-    def take_in(self) -> None:
+    def capture(self) -> None:
         """They lie where the program put them; the layout follows buffers that have another
         shape."""
         shapes = [member.tensor.shape for member in self._members if member.kind == "buffer"]
@@ -233,7 +233,7 @@ class MirroredOptimizer(OptimizerBinding):
         self._pack = pack
         self._prefix = f"{under('optimizer', key)}/" if key else ""  # of its names in the pack
 
-    def write(self) -> None:
+    def create(self) -> None:
         self._write_plain()
 
     def beside(self, optimizer: Optimizer) -> OptimizerBinding:

@@ -91,7 +91,7 @@ class ModelBinding:
 
     # ---- attach
 
-    def write(self) -> None:
+    def create(self) -> None:
         """Copies the model into the store. The model itself is untouched until `bind`."""
         places = plan(self._members)
         bases: dict[str, Placed] = {}
@@ -158,7 +158,7 @@ class ModelBinding:
         held = {name: self._placed[name].heap.clone() for name in given if name in stored}
         self._store.pop(self._path, None)
         self._placed.clear()
-        self.write()
+        self.create()
         grown = {name: held.pop(name) for name, place in given.items() if place.first is not None}
         if grown:
             self._give_blocks(grown, {name: given[name] for name in plan(self._members)})
@@ -245,7 +245,7 @@ class ModelBinding:
 
     def follow(self) -> dict[int, torch.Tensor]:
         """Notices parameters and buffers that are other objects now, as after
-        `load_state_dict(assign=True)`. They are brought back by `take_in`.
+        `load_state_dict(assign=True)`. They are brought back by `capture`.
 
         Returns: for parameters, the new one by id of the old (for the optimizer's groups).
 
@@ -264,7 +264,7 @@ class ModelBinding:
         in between is made good by the next call."""
         self.before = None
 
-    def take_in(self) -> None:
+    def capture(self) -> None:
         """Brings back what left the heap: `param.data = ...`, and what `follow` noticed; copies in
         what lies outside. A buffer of another shape is given another block.
 

@@ -28,7 +28,6 @@ from pmstore.torch._state.optimizer_state import (
     tables_of_state,
 )
 from pmstore.torch._state.optimizer_state import describe_groups as _describe
-from pmstore.torch._state.part import Part
 from pmstore.torch._state.replaced import OTHERS, SAME, VALUES, Replacing, Synced, watch
 from pmstore.torch._state.sharded import (
     HOW_TO_RESHARD,
@@ -39,6 +38,7 @@ from pmstore.torch._state.sharded import (
     local,
     record_of,
 )
+from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.keys import called, under
 
@@ -74,8 +74,8 @@ class OptimizerBinding:
         self.called: str = called("optimizer", key)
         self.optimizer: Optimizer = optimizer
         self._model = model
-        self._rest = Part(store, f"{path}/rest")
-        self._groups = Part(store, f"{path}/groups")
+        self._rest = Structure(store, f"{path}/rest")
+        self._groups = Structure(store, f"{path}/groups")
         self._placed: dict[int, dict[str, Placed]] = {}
         self._own: dict[int, Placed] = {}  # of parameters that are in no module
         self._shards: dict[str, ShardRecord] = {}  # of DTensors, by their blocks
@@ -132,7 +132,7 @@ class OptimizerBinding:
 
     # ---- attach
 
-    def write(self) -> None:
+    def create(self) -> None:
         """Copies parameters and state into the store. The optimizer is untouched until `bind`."""
         known = self._known()
         for index, parameter in enumerate(self.parameters):
@@ -329,7 +329,7 @@ class OptimizerBinding:
             if isinstance(tensor, torch.Tensor) and not one.holds(tensor):
                 set_apart(tensor)
 
-    def sync(self) -> None:
+    def capture(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next
         commit."""
         synced, optimizer = self.synced, self.optimizer

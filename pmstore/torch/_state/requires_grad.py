@@ -33,7 +33,7 @@ class TrainablePart:
         self._written: list[str] | None = None  # what is stored, if known
         self._seen: tuple[list[tuple[str, torch.Tensor]], bytes] | None = None  # then, if known
 
-    def write(self) -> None:
+    def capture(self) -> None:
         """Pending until the next commit."""
         parameters = self._all.named
         flags = trained(self._all.tensors)

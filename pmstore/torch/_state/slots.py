@@ -183,7 +183,7 @@ class SlottedBinding(OptimizerBinding):
 
     # ---- attach
 
-    def write(self) -> None:
+    def create(self) -> None:
         for index, (parameter, stride, names) in enumerate(self._kept()):
             dense = torch.empty_like(parameter, memory_format=torch.preserve_format)
             if dense.stride() != stride and parameter.numel():
@@ -429,14 +429,14 @@ class SlottedBinding(OptimizerBinding):
                 views.state[index][name].copy_(complete[name])
         self._bind_state(parameter, views.state[index])
 
-    def sync(self) -> None:
+    def capture(self) -> None:
         self.collect()
         if not self._beside:
-            super().sync()
+            super().capture()
             return
         # what is plain lies in tables that change with every step: nobody knows whether it did
         self.synced: Synced | None = None
-        super().sync()
+        super().capture()
         self.synced = None
 
     def _tables_of_state(self) -> list[Any]:

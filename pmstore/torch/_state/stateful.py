@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from pmstore import Store
 from pmstore.torch._random.search import Generator, as_generator
-from pmstore.torch._state.part import Part
+from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import AttachError
 
 
@@ -94,14 +94,14 @@ class StatefulPart:
     """Keeps an object's state_dict in the store."""
 
     def __init__(self, store: Store, path: str, stateful: Stateful) -> None:
-        self._part = Part(store, path)
+        self._part = Structure(store, path)
         self._stateful = stateful
 
     @property
     def stored(self) -> bool:
         return self._part.stored
 
-    def write(self) -> None:
+    def capture(self) -> None:
         """Pending until the next commit.
 
         Raises:

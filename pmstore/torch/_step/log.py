@@ -154,7 +154,7 @@ class Log:
                 self._late = True
         self.waiting.append((step, values))
 
-    def write(self, *, wait: bool = False) -> None:
+    def capture(self, *, wait: bool = False) -> None:
         """Writes the rows of finished steps; pending until the next commit. wait: for numbers of an
         accelerator too."""
         waiting, places = self.waiting, self._places

@@ -11,7 +11,7 @@ import torch
 
 from pmstore import Store
 from pmstore.torch._data.position import Place, Position
-from pmstore.torch._state.part import Part
+from pmstore.torch._state.structure import Structure
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
@@ -153,7 +153,7 @@ class Progress:
         self._store._core.pool.will_write((self._numbers, *writes))
         self._numbers[_MIDSTEP] = 1
 
-    def write(self, finished: int) -> None:
+    def capture(self, finished: int) -> None:
         """Pending until the next commit."""
         done = self.place.done
         _FOUR.pack_into(self._raw, 0, finished, done.data_epoch, done.batch, 0)
@@ -249,11 +249,11 @@ class RunState:
 
     def __init__(self, store: Store, run: str) -> None:
         self.values: dict[str, Any] = {}
-        self._part = Part(store, f"{run}/state")
+        self._part = Structure(store, f"{run}/state")
         self._written: dict[int, Any] = {}  # lists, dicts and arrays that it was written from
         self.stored: bool = False
 
-    def write(self) -> None:
+    def capture(self) -> None:
         """Writes what changed; pending until the next commit.
 
         Raises: TypeError: a value is not plain data.

@@ -254,9 +254,9 @@ class Steps:
     def _note_changes(self) -> None:
         """What the program has changed outside of steps, in tensors and in `Run.state`, is written;
         pending."""
-        self.pieces.write_tensors()
+        self.pieces.capture_tensors()
         if self.state.values or self.state.stored:
-            self.state.write()
+            self.state.capture()
 
     def _meet(self, commit: bool) -> None:
         """As `_finish`, in a job, whose ranks do it together."""
@@ -334,13 +334,13 @@ class Steps:
     def _capture(self) -> None:
         """Brings the store up to date with what Python holds; pending."""
         progress = self.progress
-        self.pieces.write(progress.place)
-        progress.write(progress.finished)
+        self.pieces.capture(progress.place)
+        progress.capture(progress.finished)
         log, state = self.log, self.state
         if log.waiting or log.loggers:
-            log.write()
+            log.capture()
         if state.values or state.stored:
-            state.write()
+            state.capture()
         if self.job is not None:
             self.job.write(progress.finished)
 
@@ -565,7 +565,7 @@ class Steps:
             self._note_changes()
             if self.caught_up and self.store.written():
                 self._capture()  # as a whole: a tensor and what belongs to it
-            self.log.write(wait=True)
+            self.log.capture(wait=True)
             if self.log.untold and self.job is None:  # what was logged behind the last loop
                 self._guards.committing = self
                 try:
@@ -573,7 +573,7 @@ class Steps:
                 finally:
                     self._guards.committing = None
                 self.log.tell()
-                self.log.write()
+                self.log.capture()
             return False
         if step.state is StepState.OPEN:
             if self.job is not None:
@@ -589,7 +589,7 @@ class Steps:
         self.went_on()
         self.end(commit=True)
         self._land()
-        self.log.write(wait=True)
+        self.log.capture(wait=True)
         return False
 
     def dropping(self) -> None:

@@ -41,9 +41,9 @@ def _copy(to: Array, array: Array) -> None:
         np.copyto(to, array, casting="no")
 
 
-def read_part(held: Held, path: str) -> Any:
-    """What a `Part` of that path has stored. Its arrays are copies: nobody holds on to the heap
-    through them.
+def read_structure(held: Held, path: str) -> Any:
+    """What a `Structure` of that path has stored. Its arrays are copies: nobody holds on to the
+    heap through them.
 
     Raises:
         KeyError: nothing is stored.
@@ -82,7 +82,7 @@ def _fits(here: Array, array: Array) -> bool:
     )
 
 
-class Part:
+class Structure:
     """A nested structure of plain values and arrays under one group of the store.
 
     The skeleton is the value `<path>/value`, array i is `<path>/<i>`. Writing is cheap where little
@@ -120,7 +120,7 @@ class Part:
             self._bytes = encoded
 
     def read(self) -> Any:
-        """As `read_part`."""
+        """As `read_structure`."""
         return _joined(self._store[f"{self.path}/value"], self._held())
 
     def forget(self) -> None:
