@@ -108,12 +108,13 @@ class Structure:
             StoreFullError: nothing of the array or value at hand was written.
         """
         encoded, arrays = encode(state, _ARRAYS)
-        held = self._held()
-        for index, array in enumerate(arrays):
-            self._put(index, array, held)
+        held, self._arrays = self._held(), None
+        known = [self._put(index, array, held) for index, array in enumerate(arrays)]
         while len(held) > len(arrays):
             self._store.pop(f"{self.path}/{len(held) - 1}", None)
             held.pop()
+        if all(known):  # new ones are looked up when they are needed
+            self._arrays = held
         if encoded != self._bytes:
             self._store[f"{self.path}/value"] = Encoded(encoded)
             # after the write: an interrupt between the two only costs a second write
@@ -133,16 +134,12 @@ class Structure:
             self._arrays = list(_arrays(self._store, self.path))
         return self._arrays
 
-    def _put(self, index: int, array: Array, held: list[Array]) -> None:
+    def _put(self, index: int, array: Array, held: list[Array]) -> bool:
+        """Returns whether it has the place of the one that is there."""
         here = held[index] if index < len(held) else None
         if here is not None and _fits(here, array):
             if not same_bytes(here, array):  # nor if it does not know
                 _copy(here, array)
-            return
-        name = f"{self.path}/{index}"
-        self._store[name] = array
-        stored = self._store[name]
-        if index < len(held):
-            held[index] = stored
-        else:
-            held.append(stored)
+            return True
+        self._store[f"{self.path}/{index}"] = array
+        return False
