@@ -275,7 +275,7 @@ def test_a_replacement_that_does_not_fit_is_an_error(store: pmstore.Store, how: 
             model.out.weight = nn.Parameter(torch.zeros(5, 4))
     with pytest.raises(MismatchError):
         run.commit()
-    assert run.step == 0
+    assert run.committed == 0
     assert torch.equal(store[f"run/model/{first}"], before)
     with pytest.raises(MismatchError):
         run.detach()  # which would lose the step
