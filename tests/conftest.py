@@ -33,6 +33,9 @@ if spec is not None and spec.origin is None:
 MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way
 
+for size in ("COLUMNS", "LINES"):  # of the terminal: pytest-xdist tells its workers of one
+    os.environ.pop(size, None)
+
 _state = tempfile.TemporaryDirectory(prefix="pmstore-test-state-")
 # a key of the tests' own; processes that they start have it too
 os.environ["XDG_STATE_HOME"] = _state.name

@@ -89,7 +89,8 @@ class Run:
     resumed = False
 
     def __init__(self, loader: Iterable[Any] = ()) -> None:
-        self.step = 0
+        self._finished = 0
+        self._within = False  # the block of a step by hand
         self.state: dict[str, Any] = {}
         self.last_in_step = True
         self._loader = loader
@@ -169,8 +170,11 @@ class Run:
         elif not self._next or self._loops[self._next - 1].kind != "hand":
             self._begin("hand", "", None)
         self._ask()
-        self._open = "hand"
-        yield
+        self._open, self._within = "hand", True
+        try:
+            yield
+        finally:
+            self._within = False
         self._marked = True
 
     def _begin(self, kind: str, name: str, n: int | None) -> tuple[int, bool]:
@@ -290,9 +294,14 @@ class Run:
     def _ask(self) -> None:
         """The open step ends."""
         if self._open not in ("", "head", "tail") and not self._ended:
-            self.step += 1
+            self._finished += 1
         self._stopped = self._stopped or self._stops
         self._open, self._marked, self._ended, self._stops = "", False, False, False
+
+    @property
+    def step(self) -> int:
+        left = self._open == "hand" and self._marked and not (self._ended or self._within)
+        return self._finished + left
 
     @property
     def stopping(self) -> bool:
@@ -306,16 +315,16 @@ class Run:
 
     def commit(self, *, agree: bool = False) -> None:
         if self._open and not self._ended:
-            self.step += self._open != "tail"
+            self._finished += self._open != "tail"
             self._marked = self._ended = True
 
     def log(self, **values: Any) -> None:
         counted = self._open not in ("", "head", "tail") and not self._ended
         for name, value in values.items():
-            self._logged.setdefault(name, {})[self.step + counted] = number(name, value)
+            self._logged.setdefault(name, {})[self._finished + counted] = number(name, value)
 
     def history(self, name: str) -> tuple[Any, Any]:
-        ended = {step: one for step, one in self._logged[name].items() if step <= self.step}
+        ended = {step: one for step, one in self._logged[name].items() if step <= self._finished}
         if not ended:
             raise KeyError(name)
         return np.array(list(ended), np.int64), np.array(list(ended.values()), np.float64)

@@ -80,7 +80,7 @@ class Ranks:
 
     def train(self, until: int) -> list[int]:
         """Ends so many steps, and begins another one. Returns those that were committed so far."""
-        while self.run.step < until:
+        while self.run.step <= until:
             self.step()
         return self.committed
 
@@ -153,7 +153,7 @@ def _no_rule(folder: Path, rank: int, results: dict[str, Any]) -> None:
         results["committed"] = ranks.train(6)
         ranks.go_back()
         ranks.train(9)
-        while ranks.run.step < 12:
+        while ranks.run.step <= 12:
             ranks.run.commit(agree=True)
             ranks.step()
         results["agreed"] = ranks.run.agreed_step
