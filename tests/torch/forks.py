@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ def in_child(program: Callable[[Steps], None], limit: int | None) -> bool:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
+        os.setpgid(0, 0)
         code = 1
         try:
             torch.set_num_threads(1)
@@ -57,6 +58,8 @@ def in_child(program: Callable[[Steps], None], limit: int | None) -> bool:
             sys.stderr.flush()
             os._exit(code)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(ProcessLookupError):  # a worker that had not seen yet whose it is stays for ever
+        os.killpg(child, signal.SIGKILL)
     assert status in (0, -signal.SIGKILL), "the child failed: see its stderr"
     return status == 0
 
