@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import functools
 import json
 import os
@@ -101,7 +102,10 @@ def build(
         command.append("DETECT=1")
     if coverage:
         command.append("COVERAGE=1")
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    target.mkdir(parents=True, exist_ok=True)
+    with (target / "lock").open("w") as lock:  # tests run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(command, check=True, capture_output=True, text=True)
     return target / goal
 
 
