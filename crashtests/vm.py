@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crashtests.jobs import BUILD, MEMORY, ROOT
+from crashtests.jobs import BUILD, MEMORY, ROOT, build
 from crashtests.report import commit_id
 
 WORK = BUILD / "vm"
@@ -87,16 +87,7 @@ def install() -> Path:
 
 
 def build_guest() -> Path:
-    run(
-        "make",
-        "-s",
-        f"-j{os.cpu_count()}",
-        "-C",
-        ROOT / "crashtests" / "native",
-        f"BUILD={BUILD}",
-        BUILD / "guest",
-    )
-    return BUILD / "guest"
+    return build(goal="guest")
 
 
 def initial_ramdisk(kernel: Path) -> Path:
