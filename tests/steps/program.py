@@ -128,7 +128,7 @@ class _Training:
         if "counts" not in self.store:
             self.store["counts"] = np.zeros(8, np.int64)
         self.store["settings"] = {"samples": self.program.samples}
-        if any(loop.kind != "hand" for loop in self.program.stages[0]):  # which takes that back
+        if self.program.stages[0][0].kind != "hand":  # nothing takes back what is drawn before that
             draws = random.random(), np.random.rand(2), torch.rand(3)
             assert len(draws) == 3
         self.rank.moment()
