@@ -104,11 +104,11 @@ def test_a_scheduler_of_ones_own_with_two_targets(store: pmstore.Store) -> None:
     assert run.scheduler is scheduler
     train(run, model, optimizer, 30)
     assert flushed
-    assert (
-        run.stats().commits
-        == sum(decision.target == "store" for decision in scheduler.decisions)
-        > 0
-    )
+    chosen = [decision.target for decision in scheduler.decisions]
+    # a loop ends with a commit: the run makes it by itself where the rule names another target
+    own = chosen[-1] != "store"
+    assert run.stats().commits == chosen.count("store") + own > own
+    assert run.committed == 30
 
 
 def test_a_roll_back_takes_the_scheduler_along(store: pmstore.Store) -> None:
