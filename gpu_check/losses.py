@@ -8,7 +8,7 @@ import torch
 
 from gpu_check.device import Settings
 from gpu_check.outcome import Outcome, require
-from pmstore.scheduler.losses import Losses
+from pmstore.scheduler._models.losses import Losses
 
 _STEPS = 400
 _DELAY = 0.05  # seconds of work that the device has to do before the loss is there

@@ -11,8 +11,8 @@ import pytest
 
 import pmstore
 from pmstore.scheduler import Auto, CommitScheduler, CostModel, HazardModel, Known
-from pmstore.scheduler.estimate import expected_rate, log_evidence
-from pmstore.scheduler.losses import Losses
+from pmstore.scheduler._models.estimate import expected_rate, log_evidence
+from pmstore.scheduler._models.losses import Losses
 from pmstore.scheduler.target import due
 from pmstore_lab.simulation import Clock, best_integer
 

@@ -162,7 +162,7 @@ def test_a_check_that_dies_or_never_ends(settings: Settings) -> None:
 
 
 NOT_TAKEN_BACK = """
-from pmstore.scheduler.losses import Losses
+from pmstore.scheduler._models.losses import Losses
 def read(losses, step, value):
     raise OverflowError("a loss")
 Losses.read = read

@@ -30,7 +30,7 @@ from pmstore.course.layout import (
 from pmstore.course.stake import Stake
 from pmstore.engine.inspection import written_bytes
 from pmstore.errors import StoreFullError
-from pmstore.scheduler.losses import DeviceLoss
+from pmstore.scheduler._models.losses import DeviceLoss
 
 if TYPE_CHECKING:
     from pmstore import Store

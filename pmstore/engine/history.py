@@ -47,7 +47,7 @@ class Past:
     run_ended: bool = False
     """The run that wrote it has ended since."""
     evidence: list[float] = field(default_factory=lambda: [0.0] * _EVIDENCE)
-    """What of the counts still says something: `pmstore.scheduler.estimate.Evidence`."""
+    """What of the counts still says something: `pmstore.scheduler._models.estimate.Evidence`."""
 
     def sane(self) -> bool:
         values = (self.exposure_seconds, self.preemptions, *self.failures, *self.costs.values())

@@ -1,13 +1,13 @@
 """When to commit, and to which target: see `CommitScheduler`, and docs/SCHEDULER.md for the theory
 and the measurements."""
 
-from pmstore.scheduler.agreed import Agreed
-from pmstore.scheduler.cost import CostModel
+from pmstore.scheduler._rules.agreed import Agreed
+from pmstore.scheduler._models.cost import CostModel
 from pmstore.scheduler.foresight import Wish
-from pmstore.scheduler.hazard import HazardModel
+from pmstore.scheduler._models.hazard import HazardModel
 from pmstore.scheduler.known import Known
-from pmstore.scheduler.loss_fit import LossFit
-from pmstore.scheduler.policies import (
+from pmstore.scheduler._models.loss_fit import LossFit
+from pmstore.scheduler._rules.policies import (
     Auto,
     CommitPolicy,
     EveryN,
@@ -16,12 +16,12 @@ from pmstore.scheduler.policies import (
     OneTarget,
     rule_of,
 )
-from pmstore.scheduler.preemption import PreemptionGuard
+from pmstore.scheduler._notices.guard import PreemptionGuard
 from pmstore.scheduler.scheduler import CommitScheduler
 from pmstore.scheduler.target import Decision, Target
-from pmstore.scheduler.termination import TerminationModel
-from pmstore.scheduler.timer import IterationTimer
-from pmstore.scheduler.words import policy_digest, policy_words
+from pmstore.scheduler._models.termination import TerminationModel
+from pmstore.scheduler._models.timer import IterationTimer
+from pmstore.scheduler._rules.words import policy_digest, policy_words
 
 __all__ = [
     "Agreed",

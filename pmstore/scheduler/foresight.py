@@ -8,10 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pmstore.scheduler.agreed import Agreed
-from pmstore.scheduler.policies import NEVER, CommitPolicy
+from pmstore.scheduler._rules.agreed import Agreed
+from pmstore.scheduler._rules.policies import NEVER, CommitPolicy
 from pmstore.scheduler.target import Target
-from pmstore.scheduler.words import attributes, changeless
+from pmstore.scheduler._rules.words import attributes, changeless
 
 if TYPE_CHECKING:
     from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pmstore.scheduler.hazard import HazardModel, default_shares
-from pmstore.scheduler.termination import TerminationModel
+from pmstore.scheduler._models.hazard import HazardModel, default_shares
+from pmstore.scheduler._models.termination import TerminationModel
 
 
 @dataclass(frozen=True, slots=True)

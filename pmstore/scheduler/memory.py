@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from pmstore.scheduler.cost import STATE as COST
-from pmstore.scheduler.hazard import COUNTS
-from pmstore.scheduler.loss_fit import LossFit
+from pmstore.scheduler._models.cost import STATE as COST
+from pmstore.scheduler._models.hazard import COUNTS
+from pmstore.scheduler._models.loss_fit import LossFit
 from pmstore.scheduler.target import Target
-from pmstore.scheduler.timer import IterationTimer
+from pmstore.scheduler._models.timer import IterationTimer
 
 if TYPE_CHECKING:
     from pmstore import Store

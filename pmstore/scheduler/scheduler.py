@@ -9,17 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from pmstore.scheduler.cost import CostModel
+from pmstore.scheduler._models.cost import CostModel
 from pmstore.scheduler.foresight import Wish, foresee
-from pmstore.scheduler.hazard import HazardModel
+from pmstore.scheduler._models.hazard import HazardModel
 from pmstore.scheduler.known import Known, sane_total
-from pmstore.scheduler.life import Life
-from pmstore.scheduler.loss_fit import LossFit
-from pmstore.scheduler.losses import Losses
+from pmstore.scheduler._models.uptime import Life
+from pmstore.scheduler._models.loss_fit import LossFit
+from pmstore.scheduler._models.losses import Losses
 from pmstore.scheduler.memory import HUGE, Memory, pack, unpack
-from pmstore.scheduler.parting import Parting
-from pmstore.scheduler.policies import AUTO, Auto, CommitPolicy, rule_of
-from pmstore.scheduler.preemption import PreemptionGuard
+from pmstore.scheduler.last_commits import Parting
+from pmstore.scheduler._rules.policies import AUTO, Auto, CommitPolicy, rule_of
+from pmstore.scheduler._notices.guard import PreemptionGuard
 from pmstore.scheduler.target import (
     NOTHING,
     Decision,
@@ -30,9 +30,9 @@ from pmstore.scheduler.target import (
     error_of,
     is_done,
 )
-from pmstore.scheduler.termination import TerminationModel
-from pmstore.scheduler.timer import IterationTimer
-from pmstore.scheduler.warned import Warned
+from pmstore.scheduler._models.termination import TerminationModel
+from pmstore.scheduler._models.timer import IterationTimer
+from pmstore.scheduler.warning import Warned
 
 if TYPE_CHECKING:
     from pmstore import Store

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pmstore.scheduler.cost import CostModel
-from pmstore.scheduler.hazard import TARGETS_MAX
+from pmstore.scheduler._models.cost import CostModel
+from pmstore.scheduler._models.hazard import TARGETS_MAX
 
 if TYPE_CHECKING:
     from pmstore import Store

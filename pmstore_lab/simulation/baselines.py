@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pmstore.scheduler import CommitScheduler, EveryN, OneTarget
-from pmstore.scheduler.policies import NEVER, positive
+from pmstore.scheduler._rules.policies import NEVER, positive
 
 
 class EveryStep(EveryN):

@@ -26,7 +26,7 @@ from pmstore.scheduler import (
     policy_words,
     rule_of,
 )
-from pmstore.scheduler.policies import AUTO
+from pmstore.scheduler._rules.policies import AUTO
 from pmstore.scheduler.target import NOTHING, Decision
 from pmstore.torch._data.source import Source
 from pmstore.torch._job.policy import Together

@@ -6,10 +6,10 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from pmstore.scheduler.warned import tell
+from pmstore.scheduler.warning import tell
 
 if TYPE_CHECKING:
-    from pmstore.scheduler.preemption import PreemptionGuard  # upward: it is asked to look
+    from pmstore.scheduler._notices.guard import PreemptionGuard  # upward: it is asked to look
 
 _FAILURES = 3  # in a row, that are told
 

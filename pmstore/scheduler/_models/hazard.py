@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pmstore.engine.history import LEVELS_MAX, Announced, Past
-from pmstore.scheduler.estimate import Evidence
+from pmstore.scheduler._models.estimate import Evidence
 
 if TYPE_CHECKING:
     from pmstore import Store
@@ -19,7 +19,7 @@ _SHARE = 0.15
 
 
 class HazardModel:
-    """Failures per second of running, from what was counted (`pmstore.scheduler.estimate`).
+    """Failures per second of running, from what was counted (`pmstore.scheduler._models.estimate`).
 
     A failure is an end that loses work. With a store the counts live in the store's history
     record, which no roll back touches: a failure is exactly what a roll back must not make forget.

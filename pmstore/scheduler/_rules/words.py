@@ -8,7 +8,7 @@ import numbers
 import types
 from typing import Any
 
-from pmstore.scheduler.policies import CommitPolicy
+from pmstore.scheduler._rules.policies import CommitPolicy
 
 
 def policy_words(policy: CommitPolicy | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pmstore.scheduler.policies import NEVER, CommitPolicy
+from pmstore.scheduler._rules.policies import NEVER, CommitPolicy
 
 if TYPE_CHECKING:
     from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it

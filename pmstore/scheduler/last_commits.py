@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pmstore.engine.history import Announced
-from pmstore.scheduler.preemption import PreemptionGuard
+from pmstore.scheduler._notices.guard import PreemptionGuard
 from pmstore.scheduler.target import NOTHING, Decision, Target
 
 if TYPE_CHECKING:

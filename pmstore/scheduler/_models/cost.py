@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pmstore.scheduler.timer import Recent
+from pmstore.scheduler._models.timer import Recent
 
 STATE = 13
 """Numbers in `CostModel.state`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pmstore.engine.history import Announced
 from pmstore.errors import PmstoreError
 from pmstore.objects.guards import Watcher
-from pmstore.scheduler.hazard import HazardModel
+from pmstore.scheduler._models.hazard import HazardModel
 from pmstore.scheduler.target import Target
 
 if TYPE_CHECKING:

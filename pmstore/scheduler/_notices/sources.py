@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pmstore.scheduler.metadata import Aws, Gcp
+from pmstore.scheduler._notices.cloud import Aws, Gcp
 
 Look: TypeAlias = Callable[[], "float | None"]
 SourceName: TypeAlias = Literal["sigterm", "slurm", "aws", "gcp"]

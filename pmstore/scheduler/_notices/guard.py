@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pmstore.scheduler.notices import Look, Source, SourceName, source_of
-from pmstore.scheduler.warned import tell
-from pmstore.scheduler.watch import Watch
+from pmstore.scheduler._notices.sources import Look, Source, SourceName, source_of
+from pmstore.scheduler.warning import tell
+from pmstore.scheduler._notices.watch import Watch
 
 if TYPE_CHECKING:
-    from pmstore.scheduler.cost import CostModel
+    from pmstore.scheduler._models.cost import CostModel
     from pmstore.scheduler.target import Target
-    from pmstore.scheduler.timer import IterationTimer
+    from pmstore.scheduler._models.timer import IterationTimer
 
 _LATE_SECONDS = 60.0
 _FAR_SECONDS = 600.0  # no notice that a machine is taken away comes so early

@@ -1,0 +1,1 @@
+"""What a scheduler learns: costs, failures, times."""

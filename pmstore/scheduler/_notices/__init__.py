@@ -1,0 +1,1 @@
+"""Notices that the process is about to end."""

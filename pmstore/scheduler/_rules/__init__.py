@@ -1,0 +1,1 @@
+"""Rules that say when to commit."""
