@@ -256,7 +256,7 @@ def test_tensors_are_read_less_often_the_more_there_are() -> None:
     assert reads[:200] == list(range(1, 201))
     assert len([step for step in reads if step > 5000]) == pytest.approx(5000 / 16, abs=2)
     true = 10.0 * math.exp(-5.0) / -math.expm1(-10.0)
-    assert scheduler.fit.weight(5000) == pytest.approx(max(true, 0.2), rel=0.3)
+    assert scheduler.worth.fit.weight(5000) == pytest.approx(max(true, 0.2), rel=0.3)
 
 
 def test_after_a_roll_back_losses_are_read_again() -> None:
@@ -265,6 +265,6 @@ def test_after_a_roll_back_losses_are_read_again() -> None:
     assert losses.due == 5016
     scheduler = CommitScheduler(Auto("progress"), targets={"store": lambda: None})
     scheduler.steps = 5000
-    list(scheduler._losses.read(5000, 1.5))
+    list(scheduler.worth._losses.read(5000, 1.5))
     scheduler.rolled_back()
-    assert scheduler._losses.due == 0
+    assert scheduler.worth._losses.due == 0

@@ -140,9 +140,9 @@ def test_losses_are_taken_to_stay(rule: CommitPolicy) -> None:
     loop = Loop(rule)
     wish = Wish(1, -1)
     for step in range(300):
-        weight = loop.scheduler.weight
+        weight = loop.scheduler.worth.weight
         committed = loop.step(math.exp(-0.01 * step))
-        if wish.steps == 1 and wish.target >= 0 and loop.scheduler.weight == weight:
+        if wish.steps == 1 and wish.target >= 0 and loop.scheduler.worth.weight == weight:
             assert committed >= 0
         before = seen(loop.scheduler)
         wish = loop.scheduler.foresee(1000)

@@ -403,7 +403,7 @@ def test_rising_losses_act_as_time() -> None:
     scheduler = bench.scheduler("progress", 2000, failure_rate_per_second=0.001, free_budget=0)
     for i in range(1500):
         bench.run(scheduler, 1, 1.0 + i / 100)
-    assert scheduler.weight == 1.0
+    assert scheduler.worth.weight == 1.0
     assert np.diff([step for step, _ in bench.commits])[-1] == best_integer(0.5, 0.001, 1.0)
 
 
@@ -510,7 +510,7 @@ def test_state_commits_with_the_users(shm: Path) -> None:
     assert found == committed
     assert second.targets[0].cost.price() == pytest.approx(0.5)
     assert second.timer.mean == pytest.approx(first.timer.mean, rel=0.01)
-    assert second.weight == pytest.approx(first.weight, rel=0.1)
+    assert second.worth.weight == pytest.approx(first.worth.weight, rel=0.1)
     assert second.work_seconds == pytest.approx(committed)
 
 
@@ -571,8 +571,9 @@ def test_lengths_of_earlier_runs(shm: Path) -> None:
             else:
                 store.commit()  # reached its end, and the program commits
         last = CommitScheduler(Auto("explore"), store=store, known=Known(1000), run="next")
-        assert last.termination.rate == pytest.approx(2 / 1450)
-        assert CommitScheduler(store=store, run="r0").termination.rate == pytest.approx(1 / 1350)
+        assert last.worth.termination.rate == pytest.approx(2 / 1450)
+        other = CommitScheduler(Auto("explore"), store=store, run="r0")
+        assert other.worth.termination.rate == pytest.approx(1 / 1350)
 
 
 def test_another_number_of_targets_starts_anew(shm: Path) -> None:
@@ -708,7 +709,8 @@ def test_a_roll_back_before_the_first_commit_forgets_losses(shm: Path) -> None:
             bench.run(scheduler, 1, 3.0 - i)
         store.rollback()
         scheduler.rolled_back()
-        assert (scheduler.steps, scheduler.fit._rows, scheduler.targets[0].work) == (0, [], 0.0)
+        assert scheduler.worth.fit._rows == []
+        assert (scheduler.steps, scheduler.targets[0].work) == (0, 0.0)
         bench.run(scheduler, 20, 1.0)
         store.rollback()
         scheduler.rolled_back()

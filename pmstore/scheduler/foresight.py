@@ -6,15 +6,11 @@ import copy
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pmstore.scheduler._rules.agreed import Agreed
-from pmstore.scheduler._rules.policies import NEVER, CommitPolicy
-from pmstore.scheduler.target import Target
+from pmstore.scheduler._rules.outlook import NEVER, CommitPolicy, Outlook
 from pmstore.scheduler._rules.words import attributes, changeless
-
-if TYPE_CHECKING:
-    from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it
+from pmstore.scheduler.target import Target
 
 _AHEAD_SECONDS = 10.0  # of iterations
 _QUESTIONS = 400
@@ -37,7 +33,7 @@ class Wish:
 
 
 def foresee(
-    scheduler: CommitScheduler, limit_steps: int, busy: Collection[int], now: float
+    rule: CommitPolicy, outlook: Outlook, limit_steps: int, busy: Collection[int], now: float
 ) -> Wish:
     """Asks the rule about the steps that follow, until it commits: as if each took the mean time of
     an iteration, and losses, rates and prices stayed.
@@ -55,15 +51,15 @@ def foresee(
 
     now: of the scheduler's clock. Raises: what the rule raises.
     """
-    policy = scheduler.policy.policy if isinstance(scheduler.policy, Agreed) else scheduler.policy
-    mean = scheduler.timer.mean
+    policy = rule.policy if isinstance(rule, Agreed) else rule
+    mean = outlook.timer.mean
     asked = _copy_of(policy)
     if asked is not None:
         far = int(min(limit_steps, _QUESTIONS, _AHEAD_SECONDS / mean if mean > 0.0 else 1))
-        wish = _ask(asked, _Ahead(scheduler, busy, now), max(far, 1))
+        wish = _ask(asked, _Ahead(outlook, busy, now), max(far, 1))
         if wish is not None:
             return wish
-    return Wish(1, _due(policy, scheduler))
+    return Wish(1, _due(policy, outlook))
 
 
 def _copy_of(policy: CommitPolicy) -> CommitPolicy | None:
@@ -84,7 +80,7 @@ def _ask(policy: CommitPolicy, ahead: _Ahead, far: int) -> Wish | None:
     while number < 0 and steps < far:
         steps += 1
         ahead.step()
-        number = _due(policy, ahead.scheduler)
+        number = _due(policy, ahead.outlook)
         if steps == 1 and attributes(policy) != before:
             break
         if time.thread_time() > end:
@@ -94,22 +90,23 @@ def _ask(policy: CommitPolicy, ahead: _Ahead, far: int) -> Wish | None:
     return Wish(steps, number)
 
 
-def _due(policy: CommitPolicy, scheduler: CommitScheduler) -> int:
-    """Number of the target that it commits to; -1: none, or one that failed a short while ago."""
-    number = policy.decide(scheduler)
-    if number < 0 or scheduler.targets[number].work < scheduler.targets[number].retry_work:
+def _due(policy: CommitPolicy, outlook: Outlook) -> int:
+    """Returns the number of the target that the rule commits to; -1: none, or one that failed a
+    short while ago."""
+    number = policy.decide(outlook)
+    if number < 0 or outlook.targets[number].work < outlook.targets[number].retry_work:
         return NEVER
-    return scheduler.targets[number].number
+    return outlook.targets[number].number
 
 
 class _Ahead:
     """A copy of what a rule looks at, that goes on as `CommitScheduler.step` does."""
 
-    def __init__(self, scheduler: CommitScheduler, busy: Collection[int], now: float) -> None:
-        self.scheduler = ahead = copy.copy(scheduler)
-        timer = scheduler.timer
+    def __init__(self, outlook: Outlook, busy: Collection[int], now: float) -> None:
+        self.outlook = ahead = copy.copy(outlook)
+        timer = outlook.timer
         ahead.timer = copy.copy(timer) if timer.warm else copy.deepcopy(timer)  # to be added to
-        ahead.targets = [copy.copy(target) for target in scheduler.targets]
+        ahead.targets = [copy.copy(target) for target in outlook.targets]
         ahead.targets_down = ahead.targets[::-1]
         self._now = now
         self._flying = [target for target in ahead.targets if target.handle is not None]
@@ -117,7 +114,7 @@ class _Ahead:
             ahead.targets[number].handle = _BUSY
 
     def step(self) -> None:
-        scheduler, timer = self.scheduler, self.scheduler.timer
+        outlook, timer = self.outlook, self.outlook.timer
         dt = timer.mean
         if self._flying:
             dt = timer.busy or dt
@@ -125,10 +122,10 @@ class _Ahead:
             self._flying = [target for target in self._flying if not self._lands(target)]
         elif not timer.warm:
             timer.add(dt)
-        scheduler.steps += 1
-        scheduler.work_seconds += dt
-        scheduler.elapsed_seconds += dt
-        for target in scheduler.targets:
+        outlook.steps += 1
+        outlook.work_seconds += dt
+        outlook.elapsed_seconds += dt
+        for target in outlook.targets:
             target.work += dt
             target.risk += target.hazard * dt * target.work
             target.steps += 1

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pmstore.engine.history import Announced
+from pmstore.scheduler._models.hazard import HazardModel
+from pmstore.scheduler._models.timer import IterationTimer
 from pmstore.scheduler._notices.guard import PreemptionGuard
 from pmstore.scheduler.target import NOTHING, Decision, Target
 
-if TYPE_CHECKING:
-    from pmstore.scheduler.scheduler import CommitScheduler  # upward: it goes on meanwhile
+
+class Committer(Protocol):
+    """A scheduler, as the last commits need it."""
+
+    targets: list[Target]
+    timer: IterationTimer
+    hazard: HazardModel
+    guard: PreemptionGuard | None
+
+    def follow(self) -> Decision: ...
+
+    def commit(self, target: str | None = None, reason: str = ...) -> Decision: ...
 
 
-class Parting:
+class LastCommits:
     """What one scheduler does about a notice, and when the end that it tells of is no failure any
     more: as soon as a commit that was made after the notice has landed. One that takes longer than
     the time that is left saves nothing.
@@ -23,7 +35,7 @@ class Parting:
         self._target: Target | None = None  # that was committed to after the notice
 
     def wind_up(
-        self, scheduler: CommitScheduler, guard: PreemptionGuard, clock: Callable[[], float]
+        self, scheduler: Committer, guard: PreemptionGuard, clock: Callable[[], float]
     ) -> Decision:
         """At the end of a step. What a commit raises is passed on; the next step tries again."""
         if guard.finished:
@@ -47,16 +59,16 @@ class Parting:
             self.saved(scheduler, guard)
         return decision
 
-    def landed(self, target: Target, scheduler: CommitScheduler) -> None:
-        """A commit in the background has."""
+    def landed(self, target: Target, scheduler: Committer) -> None:
+        """A commit in the background has landed."""
         if target is self._target and scheduler.guard is not None:
             self.saved(scheduler, scheduler.guard)
 
-    def saved(self, scheduler: CommitScheduler, guard: PreemptionGuard) -> None:
-        """All work that was done before the notice is committed."""
+    def saved(self, scheduler: Committer, guard: PreemptionGuard) -> None:
+        """Notes that all work that was done before the notice is committed."""
         scheduler.hazard.announce(Announced.PLANNED if guard.planned else Announced.PREEMPTION)
 
-    def over(self, scheduler: CommitScheduler) -> None:
-        """The end did not come."""
+    def over(self, scheduler: Committer) -> None:
+        """Notes that the end did not come."""
         self._target = None
         scheduler.hazard.announce(Announced.NOTHING)

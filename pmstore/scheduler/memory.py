@@ -9,20 +9,19 @@ import numpy as np
 
 from pmstore.scheduler._models.cost import STATE as COST
 from pmstore.scheduler._models.hazard import COUNTS
-from pmstore.scheduler._models.loss_fit import LossFit
-from pmstore.scheduler.target import Target
 from pmstore.scheduler._models.timer import IterationTimer
+from pmstore.scheduler._models.worth import HUGE, Worth
+from pmstore.scheduler._models.worth import STATE as WORTH
+from pmstore.scheduler.target import Target
 
 if TYPE_CHECKING:
     from pmstore import Store
 
-HUGE = 1e50
-"""No loss; its square would overflow."""
 _GROUP = "pmstore.scheduler"
 _RUNS = 256
 _FORMAT = 2.0
 _PER_TARGET = 3 + COST
-_HEAD = 4 + 4
+_HEAD = 3 + 4
 _OF_RUNS = ("runs of this store", (_RUNS, 3))
 _OF_COUNTS = ("failures", (COUNTS,))
 
@@ -41,7 +40,7 @@ class Memory:
     def __init__(self, store: Store, run: str, targets: int) -> None:
         self._store = store
         self._run = run
-        self._size = 1 + _HEAD + _PER_TARGET * targets + LossFit.state_size()
+        self._size = 1 + _HEAD + _PER_TARGET * targets + WORTH
         self._key = float(zlib.crc32(run.encode()) + 1)
         self._made = -1  # rollbacks of the store, when its arrays were looked up to be written
 
@@ -109,21 +108,21 @@ class Remembered(Protocol):
 
     steps: int
     work_seconds: float
-    losses_seen: int
     targets: list[Target]
     timer: IterationTimer
-    fit: LossFit
+    worth: Worth
 
 
 def pack(scheduler: Remembered) -> list[float]:
     """What a commit of the user's state has to hold for the scheduler to go on from it."""
-    head = [_FORMAT, float(scheduler.steps), scheduler.work_seconds, float(scheduler.losses_seen)]
+    seen, *worth = scheduler.worth.state() or [0.0]
+    head = [_FORMAT, float(scheduler.steps), scheduler.work_seconds, seen]
     targets = [
         value
         for target in scheduler.targets
         for value in (target.work, target.risk, float(target.steps), *target.cost.state())
     ]
-    return [*head, *targets, *scheduler.timer.state(), *scheduler.fit.state()]
+    return [*head, *targets, *scheduler.timer.state(), *worth]
 
 
 def unpack(scheduler: Remembered, state: list[float]) -> bool:
@@ -136,12 +135,11 @@ def unpack(scheduler: Remembered, state: list[float]) -> bool:
     if not all(-HUGE < value < HUGE for value in state if value == value) or not state[1] >= 0.0:
         raise ValueError("numbers that no scheduler writes")
     scheduler.steps, scheduler.work_seconds = int(state[1]), state[2]
-    scheduler.losses_seen = int(state[3])
     at = 4
     for target in scheduler.targets:
         target.work, target.risk, target.steps = state[at], state[at + 1], int(state[at + 2])
         target.cost.restore(state[at + 3 : at + _PER_TARGET])
         at += _PER_TARGET
     scheduler.timer.restore(state[at : at + 4])
-    scheduler.fit.restore(state[at + 4 :], scheduler.steps)
+    scheduler.worth.restore([state[3], *state[at + 4 :]], scheduler.steps)
     return True

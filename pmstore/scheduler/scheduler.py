@@ -10,16 +10,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from pmstore.scheduler._models.cost import CostModel
-from pmstore.scheduler.foresight import Wish, foresee
 from pmstore.scheduler._models.hazard import HazardModel
-from pmstore.scheduler.known import Known, sane_total
-from pmstore.scheduler._models.uptime import Life
-from pmstore.scheduler._models.loss_fit import LossFit
-from pmstore.scheduler._models.losses import Losses
-from pmstore.scheduler.memory import HUGE, Memory, pack, unpack
-from pmstore.scheduler.last_commits import Parting
-from pmstore.scheduler._rules.policies import AUTO, Auto, CommitPolicy, rule_of
+from pmstore.scheduler._models.termination import TerminationModel
+from pmstore.scheduler._models.timer import IterationTimer
+from pmstore.scheduler._models.uptime import Uptime
+from pmstore.scheduler._models.worth import Worth
 from pmstore.scheduler._notices.guard import PreemptionGuard
+from pmstore.scheduler._rules.auto import AUTO, Auto
+from pmstore.scheduler._rules.outlook import CommitPolicy
+from pmstore.scheduler._rules.rules import rule_of
+from pmstore.scheduler.foresight import Wish, foresee
+from pmstore.scheduler.known import Known, sane_total
+from pmstore.scheduler.last_commits import LastCommits
+from pmstore.scheduler.memory import Memory, pack, unpack
 from pmstore.scheduler.target import (
     NOTHING,
     Decision,
@@ -30,9 +33,7 @@ from pmstore.scheduler.target import (
     error_of,
     is_done,
 )
-from pmstore.scheduler._models.termination import TerminationModel
-from pmstore.scheduler._models.timer import IterationTimer
-from pmstore.scheduler.warning import Warned
+from pmstore.scheduler.warning import OnceWarner
 
 if TYPE_CHECKING:
     from pmstore import Store
@@ -93,14 +94,13 @@ class CommitScheduler:
     ) -> None:
         self.policy: CommitPolicy = rule_of(policy)
         commits = commits_of(store, tiers, targets)
-        self._warn = Warned()
+        self._warn = OnceWarner()
         self._clock, self._dirty_bytes = clock, dirty_bytes
-        self._rule = self.policy if isinstance(self.policy, Auto) else None
-        self._wants_loss = self._rule is not None and self._rule.wants_loss
+        self._rule = self.policy if isinstance(self.policy, Auto) else Auto()
         self.guard = guard
         self.hazard: HazardModel = known.hazard or HazardModel(store)
         self.timer: IterationTimer = IterationTimer()
-        self.fit: LossFit = LossFit(sane_total(known.total_steps, self._warn))
+        self.total_steps: int | None = sane_total(known.total_steps, self._warn)
         self.targets: list[Target] = [
             Target(i, name, commits[name], cost_key(run, name)) for i, name in enumerate(commits)
         ]
@@ -110,11 +110,12 @@ class CommitScheduler:
         self._memory = Memory(store, run, len(self.targets)) if store is not None else None
         if self._memory is not None and not self.hazard.found:
             self.hazard.adopt(self._memory.counts())
-        self.termination: TerminationModel = known.termination or TerminationModel(
-            self._memory.earlier_runs() if self._memory else ()
+        self.worth: Worth = self._rule.worth(
+            lambda: known.termination or self._early_ends(), self.total_steps, self._warn
         )
+        self._learns = self.worth.learns
         self._begin()
-        self.life: Life = Life(store, self.hazard, self.targets, clock)
+        self.uptime: Uptime = Uptime(store, self.hazard, self.targets, clock)
         self._recall()
         for target in self.targets:  # a crash takes back what the first commit has cost
             if not target.cost.count and (seconds := self.hazard.cost(target.key)) is not None:
@@ -127,15 +128,12 @@ class CommitScheduler:
         self.work_seconds: float = 0.0
         self.elapsed_seconds: float = 0.0
         self.loss: Any = None
-        self.weight: float = 1.0
         self.hazard_rate: float = 0.0
-        self.losses_seen: int = 0
+        self.worth.reset()
         self._flying = 0
-        self._parting = Parting()
-        self._losses = Losses(self._warn)
+        self._last_commits = LastCommits()
         self._refresh_at = 0
         self._longest = _LONG_SECONDS
-        self._lr: float | None = None
         self._mark = self._clock()
 
     # ---- what users call
@@ -168,22 +166,13 @@ class CommitScheduler:
             target.steps += 1
         steps = self.steps = self.steps + 1
         self.loss = loss
-        if self._wants_loss:
-            if loss.__class__ is float and -HUGE < loss < HUGE:
-                self.losses_seen += 1
-                self.fit.add(steps, loss)
-                if self.fit.closed:
-                    self._refit()
-            elif steps >= self._losses.due:
-                for at, value in self._losses.read(steps, loss):
-                    self._add_loss(at, value)
-        if steps >= self._refresh_at:
+        if (self._learns and self.worth.step(steps, loss)) or steps >= self._refresh_at:
             self._refresh()
         if self.guard is not None:
             if self.guard.noticed():
                 return self.wind_up()
             if self.hazard.announced and not self.guard.finished:
-                self._parting.over(self)
+                self._last_commits.over(self)
         decision = self.follow()
         return self.commit() if commit and not decision else decision
 
@@ -225,31 +214,26 @@ class CommitScheduler:
                     target.risk += target.hazard * seconds * target.work
 
     def learning_rate(self, value: float) -> None:
-        """Tells the learning rate. A jump by more than a third starts a new segment of the loss
-        curve."""
-        old, self._lr = self._lr, value
-        if old is None or not (0.0 < old < math.inf and 0.0 < value < math.inf):
-            return
-        if not 0.75 <= value / old <= 4 / 3:
-            self.fit.new_segment(self.steps)
+        """Tells the learning rate, which may begin a new segment of the loss curve."""
+        if self._learns:
+            self.worth.learning_rate(self.steps, value)
 
     def expect(self, total_steps: int | None) -> None:
         """Tells how many steps the job has in all, as far as is known now."""
         total = sane_total(total_steps, self._warn)
-        if total != self.fit.total_steps:
-            self.fit.total_steps = total
+        if total != self.total_steps:
+            self.total_steps = total
             self._refresh()
 
     def foresee(self, limit_steps: int, busy: Collection[int] = ()) -> Wish:
         """When the rule will commit next, and to what, at most so many steps from now; busy: not to
         these targets. Changes nothing. See `pmstore.scheduler.foresight.foresee`."""
-        return foresee(self, limit_steps, busy, self._mark)
+        return foresee(self.policy, self, limit_steps, busy, self._mark)
 
     def rolled_back(self) -> None:
         """The user's state went back to the last commit: so does the scheduler's."""
         flying, costs = self._flying, [target.cost for target in self.targets]
         self._begin()
-        self.fit = LossFit(self.fit.total_steps)
         for target in self.targets:
             target.reset()
         self._recall()
@@ -268,7 +252,9 @@ class CommitScheduler:
     def _commit(self, target: Target, reason: str) -> Decision:
         if target.handle is not None:  # one at a time is in the background
             return NOTHING
-        decision = decided(target, reason, self.targets, self.weight, self.steps, self.work_seconds)
+        decision = decided(
+            target, reason, self.targets, self.worth.weight, self.steps, self.work_seconds
+        )
         saved = self.targets[: target.number + 1]
         before = [(each.work, each.risk, each.steps) for each in saved]
         for each in saved:
@@ -306,8 +292,7 @@ class CommitScheduler:
 
     def _reprice(self, target: Target) -> None:
         target.reprice(self._dirty())
-        if (rule := self._rule) is not None:
-            rule.reprice(target)
+        self._rule.reprice(target)
 
     def _look_at_flying(self, now: float, dt: float) -> None:
         self.timer.add_busy(dt)
@@ -326,7 +311,7 @@ class CommitScheduler:
             if now > target.launched:
                 target.cost.add_background(now - target.launched, self.timer.slowdown)
             self._warn.forget(f"flush {target.name}")
-            self._parting.landed(target, self)
+            self._last_commits.landed(target, self)
         self._reprice(target)
         if error is not None:
             target.put_back()
@@ -339,12 +324,12 @@ class CommitScheduler:
         """After a preemption notice: commit now, go on while there is time, commit a last time.
         `step` calls it; who has a guard and ends no step now may."""
         assert self.guard is not None
-        return self._parting.wind_up(self, self.guard, self._clock)
+        return self._last_commits.wind_up(self, self.guard, self._clock)
 
     def announce(self) -> None:
         """All work was committed after a notice, by whoever: no failure ends this run."""
         if self.guard is not None:
-            self._parting.saved(self, self.guard)
+            self._last_commits.saved(self, self.guard)
 
     def follow(self) -> Decision:
         """Commits if the rule says so."""
@@ -355,10 +340,6 @@ class CommitScheduler:
 
     # ---- models
 
-    def _refit(self) -> None:
-        self.fit.refit(self.steps)
-        self._refresh()
-
     def _refresh(self) -> None:
         """Brings hazards up to date, which change slowly: after every 1.5 % more steps, and no more
         often than ten times a second."""
@@ -367,8 +348,8 @@ class CommitScheduler:
             ahead = min(ahead, int(self.hazard.save_seconds / (2.0 * mean)) if mean > 0.0 else 8)
         ahead = max(ahead, int(_REFRESH_SECONDS / mean)) if mean > 0.0 else ahead
         self._refresh_at = self.steps + 1 + ahead
-        total = self.fit.total_steps
-        self.life.finished = total is not None and self.steps >= total
+        total = self.total_steps
+        self.uptime.finished = total is not None and self.steps >= total
         if total is not None and self.steps < total:
             self._refresh_at = min(self._refresh_at, total)
         elif total == self.steps and self._memory is not None:
@@ -377,44 +358,30 @@ class CommitScheduler:
         self._longest = max(_LONG_SECONDS, 1000.0 * self.timer.mean)
         self._expose(self._mark)
         self.hazard.save()
-        if self._wants_loss:
-            self.weight = self.fit.weight(self.steps)
-            if self.steps >= 100 and not self.losses_seen:
-                self._warn(
-                    "no losses",
-                    "the objective needs losses and step() was given none: it acts as "
-                    "objective='time'",
-                )
+        self.worth.refresh(self.steps, total)
         for target in self.targets:
             if self._known_rates:
                 rate = self._known_rates[target.number]
             else:
                 rate = self.hazard.rate(target.number, len(self.targets))
             target.rate = rate
-            target.hazard = (
-                self._rule.hazard(rate, self.weight, self.termination.rate) if self._rule else rate
-            )
+            target.hazard = self.worth.hazard(rate)
             self._reprice(target)
         self.hazard_rate = sum(self._known_rates) if self._known_rates else self.hazard.rate()
 
     def _expose(self, now: float) -> None:
-        self.elapsed_seconds += self.life.lived(now)
+        self.elapsed_seconds += self.uptime.lived(now)
 
     def _dirty(self) -> float | None:
         return float(self._dirty_bytes()) if self._dirty_bytes is not None else None
 
     def _finished(self) -> bool:
         """Whether the run is at its end: without a number of steps no end is early."""
-        return self.fit.total_steps is None or self.steps >= self.fit.total_steps
+        return self.total_steps is None or self.steps >= self.total_steps
 
-    def _add_loss(self, step: int, value: float) -> None:
-        self.losses_seen += 1
-        if not -HUGE < value < HUGE:
-            self._warn("nan", f"a loss was {value}: it is left out of the loss curve")
-            return
-        self.fit.add(step, value)
-        if self.fit.closed:
-            self._refit()
+    def _early_ends(self) -> TerminationModel:
+        """Returns the model of early ends, from the earlier runs in the store."""
+        return TerminationModel(self._memory.earlier_runs() if self._memory is not None else ())
 
     # ---- bad input
 
@@ -425,7 +392,7 @@ class CommitScheduler:
             "one of the usual length. Put `with scheduler.paused():` around what is no iteration, "
             "and use a steady clock",
         )
-        self.life.jumped(dt - self.timer.mean)
+        self.uptime.jumped(dt - self.timer.mean)
         return self.timer.mean
 
     # ---- with the user's state
@@ -451,7 +418,7 @@ class CommitScheduler:
         except (ValueError, OverflowError, IndexError) as error:
             self._warn("state", f"the stored scheduler state is damaged, it starts anew: {error}")
             self._begin()
-            self.timer, self.fit = IterationTimer(), LossFit(self.fit.total_steps)
+            self.timer = IterationTimer()
             for target in self.targets:
                 target.reset()
                 target.cost = CostModel()

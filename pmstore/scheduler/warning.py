@@ -7,7 +7,7 @@ import threading
 import warnings
 
 
-class Warned:
+class OnceWarner:
     """Warns once about each thing, until it is forgotten."""
 
     def __init__(self) -> None:

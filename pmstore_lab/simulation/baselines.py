@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from pmstore.scheduler import CommitScheduler, EveryN, OneTarget
-from pmstore.scheduler._rules.policies import NEVER, positive
+from pmstore.scheduler import EveryN, OneTarget, Outlook
+from pmstore.scheduler._rules.outlook import NEVER
+from pmstore.scheduler._rules.rules import positive
 
 
 class EveryStep(EveryN):
@@ -39,17 +40,17 @@ class _Interval(OneTarget):
     def interval(self, cost: float, rate: float) -> float:
         raise NotImplementedError
 
-    def decide(self, scheduler: CommitScheduler) -> int:
-        target = scheduler.targets[0]
+    def decide(self, outlook: Outlook, /) -> int:
+        target = outlook.targets[0]
         cost = target.price if self.cost_seconds is None else self.cost_seconds
         if cost != cost:  # nothing measured yet
-            return 0 if scheduler.timer.warm else NEVER
+            return 0 if outlook.timer.warm else NEVER
         given = self.failure_rate_per_second
-        rate = scheduler.hazard_rate if given is None else given
+        rate = outlook.hazard_rate if given is None else given
         if rate <= 0.0:
             return NEVER
         # To the nearest whole iteration: half of one early is as good as half of one late.
-        return 0 if target.work + scheduler.timer.mean / 2.0 >= self.interval(cost, rate) else NEVER
+        return 0 if target.work + outlook.timer.mean / 2.0 >= self.interval(cost, rate) else NEVER
 
 
 class Young(_Interval):
@@ -92,10 +93,10 @@ class CheckFreq(OneTarget):
     def __init__(self, overhead: float = 0.035) -> None:
         self.overhead = positive(overhead, "overhead")
 
-    def decide(self, scheduler: CommitScheduler) -> int:
-        target, mean = scheduler.targets[0], scheduler.timer.mean
+    def decide(self, outlook: Outlook, /) -> int:
+        target, mean = outlook.targets[0], outlook.timer.mean
         if target.price != target.price:
-            return 0 if scheduler.timer.warm else NEVER
+            return 0 if outlook.timer.warm else NEVER
         iterations = math.ceil(target.price / (self.overhead * mean)) if mean > 0.0 else 1
         return 0 if target.steps >= max(iterations, 1) else NEVER
 
@@ -147,15 +148,15 @@ class COCI(OneTarget):
         )
         return (1.0 - math.exp(a * cost)) * (1.0 / (2.0 * rate) - 1.0 / (2.0 * a))
 
-    def decide(self, scheduler: CommitScheduler) -> int:
-        target = scheduler.targets[0]
+    def decide(self, outlook: Outlook, /) -> int:
+        target = outlook.targets[0]
         if target.price != target.price:
-            return 0 if scheduler.timer.warm else NEVER
+            return 0 if outlook.timer.warm else NEVER
         given = self.failure_rate_per_second
-        rate = scheduler.hazard_rate if given is None else given
+        rate = outlook.hazard_rate if given is None else given
         if rate <= 0.0:
             return NEVER
-        now = scheduler.work_seconds
+        now = outlook.work_seconds
         fallen = self.level * (
             math.exp(self.decay * (now - target.work)) - math.exp(self.decay * now)
         )

@@ -241,8 +241,8 @@ def test_a_rule_learns_the_length_of_the_job(shm: Path) -> None:
                     run.log(loss=1.0 / (run.step + 1))
                     if run.step + 1 == until < 16:
                         run.stop()
-            assert run.scheduler.fit.total_steps == 16
+            assert run.scheduler.total_steps == 16
             run.scheduler.commit()
             run.detach()
         other = CommitScheduler(Auto("explore"), store=store, run="next")
-        assert other.termination.ended_early == 1
+        assert other.worth.termination.ended_early == 1

@@ -149,7 +149,7 @@ def test_a_drop_of_the_learning_rate_begins_a_segment(store: pmstore.Store) -> N
             optimizer.param_groups[0]["lr"] /= 10
         optimizer.step()
         run.log(loss=math.exp(-step / 20))
-    assert run.scheduler.fit._segment == 40.0
+    assert run.scheduler.worth.fit._segment == 40.0
 
 
 class OnADevice:
@@ -197,8 +197,8 @@ def test_losses_on_cuda_arrive_without_a_wait() -> None:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     scheduler.step(torch.ones((), device="cuda"))
-    assert scheduler.losses_seen > 0
-    assert scheduler.fit._rows
+    assert scheduler.worth.losses_seen > 0
+    assert scheduler.worth.fit._rows
 
 
 def test_auto_is_a_policy_of_attach(store: pmstore.Store) -> None:

@@ -144,7 +144,7 @@ class Timed(Training):
         super().__init__(store, **given)
         self.now, self.seconds = 100.0, seconds
         scheduler: Any = self.run.scheduler
-        scheduler._clock = scheduler.life._clock = lambda: self.now
+        scheduler._clock = scheduler.uptime._clock = lambda: self.now
         scheduler._mark = self.now
         commit = scheduler.targets[0].commit
 

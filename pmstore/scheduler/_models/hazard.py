@@ -24,7 +24,7 @@ class HazardModel:
     A failure is an end that loses work. With a store the counts live in the store's history
     record, which no roll back touches: a failure is exactly what a roll back must not make forget.
     A run that is found without a clean-exit mark when the store is opened again was a failure, and
-    so is one that closed the store by an exception (see `Life`). One whose end was `announced` is
+    so is one that closed the store by an exception (see `Uptime`). One whose end was `announced` is
     none; a run that closed the store in order adds exposure only.
 
     Attributes:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _DAY = 86400.0
 
 
-class Life(Watcher):
+class Uptime(Watcher):
     """Of the process that a scheduler is in. It tells the hazard model.
 
     With a store it is a guard of that (`pmstore.objects.guards.Guard`), so that it sees how the

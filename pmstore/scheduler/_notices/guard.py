@@ -7,20 +7,21 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pmstore.scheduler._notices.sources import Look, Source, SourceName, source_of
 from pmstore.scheduler.warning import tell
-from pmstore.scheduler._notices.watch import Watch
 
 if TYPE_CHECKING:
     from pmstore.scheduler._models.cost import CostModel
-    from pmstore.scheduler.target import Target
     from pmstore.scheduler._models.timer import IterationTimer
+    from pmstore.scheduler.target import Target
 
 _LATE_SECONDS = 60.0
+_FAILURES = 3  # in a row, that are told
 _FAR_SECONDS = 600.0  # no notice that a machine is taken away comes so early
 _SIGNALLED_SECONDS = 1800.0  # a signal at most so long before the known end tells of that end
 _PLANNED_SECONDS = 60.0
@@ -95,7 +96,7 @@ class PreemptionGuard:
         self._clock = clock
         self._reserve = 0.0  # seconds that a step and the last commit may take, as measured
         self._told = False  # that they do not fit
-        self._watch: Watch | None = None
+        self._watch: _Watch | None = None
         self._process = os.getpid()
         self._ends: float | None = None
         self._old: dict[int, Any] = {}
@@ -235,7 +236,7 @@ class PreemptionGuard:
                 "enter it, or call attach(guard=...), in the main thread, or give signals=()"
             )
         self._process = os.getpid()
-        self._watch = Watch(self, told=not answers)
+        self._watch = _Watch(self, told=not answers)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -274,6 +275,42 @@ class PreemptionGuard:
         if not 0.0 < left <= _SIGNALLED_SECONDS:
             return None  # it was sent for another reason
         return left
+
+
+class _Watch:
+    """Asks the source of a guard that is entered, in a thread, if that can be asked."""
+
+    def __init__(self, guard: PreemptionGuard, *, told: bool = False) -> None:
+        """told: it is known, and was said, that the source does not answer now."""
+        self._guard = weakref.ref(guard)
+        self._failures = _FAILURES if told else 0  # in a row
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if guard.source.look is not None:
+            self._thread = threading.Thread(target=self._ask, name="pmstore-notices", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(10.0)
+
+    def _ask(self) -> None:
+        while True:
+            guard = self._guard()
+            if guard is None:
+                return
+            every = guard.source.every_seconds
+            try:
+                guard.look()
+                self._failures = 0
+            except Exception as error:  # the source can be anything
+                self._failures += 1
+                if self._failures == _FAILURES:
+                    tell(f"a source of notices fails ({guard.source.name}): {error!r}")
+            del guard
+            if self._closed.wait(every):
+                return
 
 
 def _not_negative(value: float, what: str) -> float:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pmstore.scheduler._rules.policies import NEVER, CommitPolicy
-
-if TYPE_CHECKING:
-    from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it
+from pmstore.scheduler._rules.outlook import NEVER, CommitPolicy, Outlook
 
 
 class Agreed:
@@ -31,5 +26,5 @@ class Agreed:
         agreed on before no longer holds."""
         self._step, self._target = step, target
 
-    def decide(self, scheduler: CommitScheduler) -> int:
-        return self._target if scheduler.steps == self._step else NEVER
+    def decide(self, outlook: Outlook, /) -> int:
+        return self._target if outlook.steps == self._step else NEVER

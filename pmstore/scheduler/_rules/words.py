@@ -8,7 +8,7 @@ import numbers
 import types
 from typing import Any
 
-from pmstore.scheduler._rules.policies import CommitPolicy
+from pmstore.scheduler._rules.outlook import CommitPolicy
 
 
 def policy_words(policy: CommitPolicy | None) -> str:
@@ -24,7 +24,7 @@ def policy_words(policy: CommitPolicy | None) -> str:
         return "every step"
     kind = type(policy)
     name = kind.__qualname__
-    if kind.__module__ != CommitPolicy.__module__:
+    if not kind.__module__.startswith("pmstore.scheduler."):
         # a process that multiprocessing made calls the program's own module so
         name = f"{kind.__module__.replace('__mp_main__', '__main__')}.{name}"
     given = [

@@ -26,7 +26,7 @@ from pmstore.scheduler import (
     policy_words,
     rule_of,
 )
-from pmstore.scheduler._rules.policies import AUTO
+from pmstore.scheduler._rules.auto import AUTO
 from pmstore.scheduler.target import NOTHING, Decision
 from pmstore.torch._data.source import Source
 from pmstore.torch._job.policy import Together
@@ -293,7 +293,7 @@ class Schedule:
     def spare(self) -> None:
         """The program ends, and loses nothing."""
         if self.scheduler is not None:
-            self.scheduler.life.spared = True
+            self.scheduler.uptime.spared = True
 
     def _finish(self, told: bool) -> None:
         """A run does not go on after the commit that a notice has brought about."""

@@ -1,52 +1,21 @@
-"""Rules that say when to commit: one protocol, interchangeable in a scheduler and in
-`pmstore.torch.attach(policy=...)`."""
+"""The scheduler's own rule: commit when the risk reaches the price."""
 
 from __future__ import annotations
 
 import math
-import operator
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args, runtime_checkable
+from collections.abc import Callable
+from typing import Final, Literal
 
-if TYPE_CHECKING:
-    from pmstore.scheduler.scheduler import CommitScheduler  # upward: a rule looks at all of it
-    from pmstore.scheduler.target import Target
+from pmstore.scheduler._models.termination import TerminationModel
+from pmstore.scheduler._models.worth import ProgressWorth, Worth
+from pmstore.scheduler._rules.outlook import NEVER, Outlook
+from pmstore.scheduler.target import Target
 
 AUTO: Final = "auto"
 Objective = Literal["time", "balanced", "progress", "explore"]
-NEVER = -1
-
-
-@runtime_checkable
-class CommitPolicy(Protocol):
-    """A rule. The scheduler measures, accounts and calls the commits; the rule looks at it and
-    chooses.
-
-    What it may look at: `steps`, `work_seconds`, `elapsed_seconds`, `loss`, `timer`, `hazard`, and
-    for each of `targets` `work` (seconds of it since that target's last commit), `risk`, `price`
-    (C_eff in seconds; NaN before the first commit), `steps` (since the last commit).
-
-    A rule keeps no state of its own that a roll back would have to undo. One that keeps none at all
-    can be asked ahead (see `CommitScheduler.foresee`), as ranks of a job have to.
-    """
-
-    reason: str
-    """Of the last decision to commit, for the log."""
-
-    def decide(self, scheduler: CommitScheduler) -> int:
-        """The number of the target that commits now; -1: none. Called at the end of every step."""
-        ...
-
-
-def positive(value: float, what: str) -> float:
-    try:
-        fits = 0.0 < value < math.inf
-    except TypeError:
-        raise TypeError(f"{what} must be a positive number, not {value!r}") from None
-    if not fits:
-        raise ValueError(f"{what} must be a positive number, not {value!r}")
-    return float(value)
+_SHARES = {"balanced": (0.5, 0.5), "progress": (0.0, 1.0), "explore": (1.0, 0.0)}
+"""Of the rate of failures: what counts for each second of work, and what for its progress."""
 
 
 def seconds_of_loss(value: float) -> float:
@@ -59,41 +28,6 @@ def seconds_of_loss(value: float) -> float:
         number = False
     told = f"max_loss={value!r}: seconds of work that may be lost, 0 or more"
     raise (ValueError if number else TypeError)(told)
-
-
-class OneTarget:
-    """A rule about the first target alone. `pmstore.torch.attach(tiers=...)` then flushes to the
-    tiers beside its commits."""
-
-
-class EveryN(OneTarget):
-    """Commits every `steps` steps, counted from the start of the run, not of the process."""
-
-    def __init__(self, steps: int) -> None:
-        """Raises: ValueError: steps is not at least 1; TypeError: it is no whole number."""
-        told = f"steps is the number of steps between commits, at least 1, not {steps!r}"
-        try:
-            interval = operator.index(steps)
-        except TypeError:
-            raise TypeError(told) from None
-        if interval < 1:
-            raise ValueError(told)
-        self.interval = interval
-        self.reason: str = f"every {steps} steps"
-
-    def decide(self, scheduler: CommitScheduler) -> int:
-        return 0 if scheduler.steps % self.interval == 0 else NEVER
-
-
-class EverySeconds(OneTarget):
-    """Commits when that much work is at stake."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds: float = positive(seconds, "seconds")
-        self.reason: str = f"every {seconds:g} s"
-
-    def decide(self, scheduler: CommitScheduler) -> int:
-        return 0 if scheduler.targets[0].work >= self.seconds else NEVER
 
 
 class Auto:
@@ -164,22 +98,22 @@ class Auto:
         )
         self.reason: str = ""
 
-    @property
-    def wants_loss(self) -> bool:
-        return self.objective != "time"
-
-    def hazard(self, rate: float, weight: float, termination: float) -> float:
-        """h per second for a target whose failures come at `rate`."""
+    def worth(
+        self,
+        termination: Callable[[], TerminationModel],
+        total_steps: int | None,
+        warn: Callable[[str, str], None],
+    ) -> Worth:
+        """Returns a new model of what the objective thinks that work is worth. termination: makes
+        the model of early ends, for the objective that asks for it."""
         if self.objective == "time":
-            return rate
-        if self.objective == "balanced":
-            return rate * (0.5 + 0.5 * weight)
-        if self.objective == "progress":
-            return rate * weight
-        return rate + termination * weight
+            return Worth()
+        base, density = _SHARES[self.objective]
+        early = termination() if self.objective == "explore" else None
+        return ProgressWorth(base, density, early, total_steps, warn)
 
     def reprice(self, target: Target) -> None:
-        """What follows from a new price."""
+        """Sets the bounds on work that follow from a target's new price."""
         target.most_work = self.bound(target.price) if target.number == 0 else math.inf
         if target.price == target.price:
             free = target.price / self.free_budget if self.free_budget else math.inf
@@ -195,11 +129,11 @@ class Auto:
             return self.max_loss
         return max(self.max_loss, price / self.loss_budget)
 
-    def decide(self, scheduler: CommitScheduler) -> int:
-        for target in scheduler.targets_down:
+    def decide(self, outlook: Outlook, /) -> int:
+        for target in outlook.targets_down:
             # In nearly every step neither holds: the rest may take its time.
             if target.risk >= target.due or target.work >= target.free_work:
-                reason = self._reason(target, scheduler.timer.warm)
+                reason = self._reason(target, outlook.timer.warm)
                 if reason:
                     self.reason = reason
                     return target.number
@@ -217,25 +151,3 @@ class Auto:
         if target.work < target.least_work:
             return ""
         return "risk reached the price" if target.risk >= target.due else "free budget"
-
-
-def rule_of(policy: object) -> CommitPolicy:
-    """The rule that a program means by `policy=`: "auto", or a rule.
-
-    Raises: TypeError.
-    """
-    if isinstance(policy, str) and policy == AUTO:
-        return Auto()
-    if isinstance(policy, CommitPolicy):
-        return policy
-    instead = ""
-    if isinstance(policy, str) and policy in get_args(Objective):
-        instead = f": the objective {policy!r} is Auto({policy!r})"
-    elif isinstance(policy, type):
-        instead = f": make one of it, {policy.__name__}(...)"
-    elif isinstance(policy, Mapping):
-        instead = ": what is committed to goes into targets="
-    raise TypeError(
-        'policy is "auto", or a rule of pmstore.scheduler, such as EveryN(100) or '
-        f"EverySeconds(60), not {policy!r}{instead}"
-    )
