@@ -1,4 +1,4 @@
-"""The global-commit protocol of `pmstore/distributed/` as an explicit state and its moves.
+"""The global-commit protocol of `pmstore/job/` as an explicit state and its moves.
 
 Read it beside that code: a move is one step of one rank that another rank, or a death, can come
 between. What is durable of a rank is `current` and `held`; all else dies with its process. Parts
@@ -7,11 +7,11 @@ started, what was acknowledged.
 
 | here | there |
 |---|---|
-| `newest_common`, `keys`, `Key` | `distributed/generations.py` |
+| `newest_common`, `keys`, `Key` | `objects/generations.py` |
 | `start`, `at_go_back`, `at_allow`, `at_begin_term`, `at_barrier` | `torch/_job/join.py` |
 | `at_train`, `at_end` | `torch/_step/steps.py`: `end`, with `Membership.turn` around it |
 | `at_commit`, the landing, what is held | `native/commit/hold.c`, `pmstore/mirror/` |
-| `begin_ticket`, `settle`, `at_leave` | `distributed/membership.py` |
+| `begin_ticket`, `settle`, `at_leave` | `job/membership.py` |
 
 A rule that is in `left_out` is not kept: see `crashtests/protocol.py`, which lists them.
 """

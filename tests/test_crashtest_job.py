@@ -49,10 +49,10 @@ import os, sys, time
 from contextlib import closing
 from pathlib import Path
 import pmstore
-from pmstore.distributed.generations import (
+from pmstore.objects.generations import (
     NO_RUN, Key, Member, Record, encode, newest_common
 )
-from pmstore.distributed.records import members, without_run
+from pmstore.objects.job_record import members, without_run
 
 rank, attempt, left_out = int(os.environ["RANK"]), os.environ["ATTEMPT"], sys.argv[1:]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pmstore.distributed.generations import (
+from pmstore.objects.generations import (
     NO_RUN,
     Key,
     Member,

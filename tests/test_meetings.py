@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pmstore.distributed.meetings import BUSY, FAR, Meeting, Meetings, Wants, agreed, decode
+from pmstore.job.meetings import BUSY, FAR, Meeting, Meetings, Wants, agreed, decode
 
 
 def least(wants: list[Wants]) -> Wants:

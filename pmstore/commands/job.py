@@ -12,8 +12,8 @@ import typer
 
 from pmstore.commands.app import Json, app
 from pmstore.commands.common import ending, fail, opened, reading, say, writing
-from pmstore.distributed.generations import Key, Member, explain, job_name, newest_common
-from pmstore.distributed.records import members, without_run
+from pmstore.objects.generations import Key, Member, explain, job_name, newest_common
+from pmstore.objects.job_record import members, without_run
 from pmstore.show.terminal import Column, Terminal, printable
 
 

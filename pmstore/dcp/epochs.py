@@ -13,11 +13,11 @@ import torch
 from pmstore.dcp.keys import Prefixes
 from pmstore.dcp.ranks import mark_of
 from pmstore.dcp.runs import RunSource
-from pmstore.distributed.generations import Member, explain, newest_common
-from pmstore.distributed.records import read_record
 from pmstore.engine.constants import ARRAY, GROUP, VALUE
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import array, axes, slots, tensor
+from pmstore.objects.generations import Member, explain, newest_common
+from pmstore.objects.job_record import read_record
 from pmstore.tiers.backend import Backend
 from pmstore.tiers.choosing import Wanted, read_first
 from pmstore.tiers.image import Image, Stored

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from pmstore.distributed.generations import Key, Member, explain, newest_common
-from pmstore.distributed.records import members, stored_runs
 from pmstore.errors import MixedStoresError, StoreLockedError
+from pmstore.objects.generations import Key, Member, explain, newest_common
+from pmstore.objects.job_record import members, stored_runs
 from pmstore.opening import open as open_store
 from pmstore.opening import open_before
 from pmstore.store import Store

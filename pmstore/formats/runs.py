@@ -142,7 +142,7 @@ def _export_parts(
 
 def _state_of(store: Any, name: str) -> list[int]:
     """What tells the state of a job from all others: job, term, number, mark."""
-    from pmstore.distributed.generations import decode
+    from pmstore.objects.generations import decode
 
     numbers = store.get(f"{name}/job")
     if numbers is None:

@@ -82,8 +82,8 @@ class Root(Group):
 
     def info(self) -> Info:
         """What a person asks first."""
-        from pmstore.distributed.records import jobs  # upward: told of with all else of a store
         from pmstore.engine.reports import SURVIVES, Info
+        from pmstore.objects.job_record import jobs
 
         info, stats = self._core.pool.info, self.stats()
         return Info(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pmstore.course.reading import Told, read
-from pmstore.distributed.records import stored_runs
 from pmstore.engine.reports import Info, SegmentUsage
 from pmstore.errors import CorruptStoreError, PmstoreError
+from pmstore.objects.job_record import stored_runs
 
 if TYPE_CHECKING:
     from pmstore.store import Store

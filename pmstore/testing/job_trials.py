@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pmstore.distributed.generations import Key, Member, explain, newest_common
+from pmstore.objects.generations import Key, Member, explain, newest_common
 from pmstore.testing.job import JobRun, run_job
 from pmstore.testing.outcomes import CrashTestResult, Finding, Kill, Outcome, Trial
 from pmstore.testing.runner import DOMAINS, Program, Runner, in_turn

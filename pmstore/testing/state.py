@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from pmstore.course.layout import GROUP as COURSE
-from pmstore.distributed.generations import Member
-from pmstore.distributed.records import members, without_run
 from pmstore.errors import PmstoreError
 from pmstore.objects.containers import Group
+from pmstore.objects.generations import Member
+from pmstore.objects.job_record import members, without_run
 from pmstore.objects.lists import List
 from pmstore.objects.slots import Slots
 from pmstore.opening import open as open_store

@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.distributed.generations import (  # upward: they alone know a job's generations
-    NUMBERS,
-    Key,
-    decode,
-)
 from pmstore.engine import snapshot
 from pmstore.engine.constants import ARRAY
 from pmstore.errors import CorruptStoreError, FormatVersionError
+from pmstore.objects.generations import NUMBERS, Key, decode
 from pmstore.tiers import sharding
 from pmstore.tiers.backend import Backend
 from pmstore.tiers.image import Image

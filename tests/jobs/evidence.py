@@ -10,7 +10,7 @@ from pathlib import Path
 from programs.bits import Bits
 
 import pmstore
-from pmstore.distributed.generations import decode
+from pmstore.objects.generations import decode
 
 from .registry import Job
 

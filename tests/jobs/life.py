@@ -26,7 +26,7 @@ from programs.moments import Life
 
 import pmstore
 import pmstore.torch
-from pmstore.distributed.generations import NO_RUN, decode
+from pmstore.objects.generations import NO_RUN, decode
 from pmstore.testing import kill_at_primitive, primitives_seen
 
 from . import registry

@@ -11,8 +11,8 @@ import pytest
 from tier_helpers import CHUNK
 
 import pmstore
-from pmstore.distributed.generations import NO_RUN, Key, Record, encode
 from pmstore.errors import TierError
+from pmstore.objects.generations import NO_RUN, Key, Record, encode
 from pmstore.tiers import sharding
 from pmstore.tiers.manifest import Shared
 from pmstore.tiers.patience import Patience

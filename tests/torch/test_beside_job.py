@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import pmstore
 import pmstore.torch
 from pmstore.commands.program import app
-from pmstore.distributed import peers
+from pmstore.job import peers
 from pmstore.scheduler import EveryN
 
 Found = dict[str, list[Any]]

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ranks import launch  # type: ignore[import-not-found, unused-ignore]
 
 import pmstore
-from pmstore.distributed import membership
+from pmstore.job import membership
 from pmstore.scheduler import (
     Auto,
     CommitPolicy,

@@ -15,7 +15,7 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
-from pmstore.distributed import peers
+from pmstore.job import peers
 from pmstore.torch import Job
 from pmstore.torch._job import settings as job_module
 

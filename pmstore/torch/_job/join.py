@@ -22,7 +22,17 @@ import numpy as np
 
 from pmstore import Store
 from pmstore.base.version import VERSION
-from pmstore.distributed.generations import (
+from pmstore.errors import (
+    CorruptStoreError,
+    InDoubtError,
+    MixedStoresError,
+    PmstoreError,
+    TransactionError,
+)
+from pmstore.job.meetings import Meetings
+from pmstore.job.membership import Membership
+from pmstore.job.peers import Peers, named
+from pmstore.objects.generations import (
     NO_RUN,
     NUMBERS,
     Key,
@@ -34,17 +44,7 @@ from pmstore.distributed.generations import (
     newest_common,
     without_job,
 )
-from pmstore.distributed.meetings import Meetings
-from pmstore.distributed.membership import Membership
-from pmstore.distributed.peers import Peers, named
-from pmstore.distributed.records import members as stored_members
-from pmstore.errors import (
-    CorruptStoreError,
-    InDoubtError,
-    MixedStoresError,
-    PmstoreError,
-    TransactionError,
-)
+from pmstore.objects.job_record import members as stored_members
 from pmstore.torch._job.settings import check_ranks
 from pmstore.torch._migrate.settings import fingerprint
 from pmstore.torch._step.steps import Steps

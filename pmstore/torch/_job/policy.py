@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pmstore import Store
-from pmstore.distributed.meetings import BUSY, FAR, Meeting, Meetings, Wants
+from pmstore.job.meetings import BUSY, FAR, Meeting, Meetings, Wants
 from pmstore.scheduler import Agreed, Auto, CommitScheduler, EveryN, PreemptionGuard
 
 

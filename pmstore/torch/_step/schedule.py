@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.distributed.meetings import Meeting, Meetings
+from pmstore.job.meetings import Meeting, Meetings
 from pmstore.mirror.pending import PendingCommit
 from pmstore.scheduler import (
     Auto,

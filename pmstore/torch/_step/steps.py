@@ -13,9 +13,9 @@ import torch
 from pmstore import Store
 from pmstore.base.words import counted as words
 from pmstore.course.writer import Course, clock
-from pmstore.distributed.meetings import Meeting
-from pmstore.distributed.membership import Membership
 from pmstore.errors import TransactionError
+from pmstore.job.meetings import Meeting
+from pmstore.job.membership import Membership
 from pmstore.mirror.pending import PendingCommit
 from pmstore.torch._data.source import Source
 from pmstore.torch._random.defaults import HeadDraws

@@ -19,8 +19,8 @@ import msgpack
 import torch
 import torch.distributed as dist
 
-from pmstore.distributed.board import Board, again
 from pmstore.errors import PeerLostError
+from pmstore.job.board import Board, again
 
 _log = logging.getLogger("pmstore")
 _SLICE_SECONDS = 0.2

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from pmstore import Store
-from pmstore.distributed import ticket
-from pmstore.distributed.generations import Key, decode, encode
-from pmstore.distributed.meetings import Meeting, Meetings
-from pmstore.distributed.peers import Peers
 from pmstore.errors import MixedStoresError, PeerLostError, PmstoreError, TransactionError
+from pmstore.job import ticket
+from pmstore.job.meetings import Meeting, Meetings
+from pmstore.job.peers import Peers
+from pmstore.objects.generations import Key, decode, encode
 
 _STEP = 6  # place in the record, pending or not
 _DONE = {

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pmstore.base.held import Held
-from pmstore.distributed.generations import Member, Record, decode, job_name
 from pmstore.engine.reports import JobState
 from pmstore.errors import CorruptStoreError
-from pmstore.objects.containers import tree
-
-if TYPE_CHECKING:
-    from pmstore.objects.root import Root  # which asks here for what it tells of itself
+from pmstore.objects.containers import Group, tree
+from pmstore.objects.generations import Member, Record, decode, job_name
 
 
-def jobs(store: Root) -> tuple[JobState, ...]:
-    """Of each run that is in a job. Of a damaged store: none."""
+def jobs(store: Group) -> tuple[JobState, ...]:
+    """Returns the state of each run that is in a job; of a damaged store, none."""
     try:
-        found = members(store, store.path)
+        found = members(store, store._core.path)
     except CorruptStoreError:  # which check tells
         return ()
     return tuple(
@@ -36,7 +32,7 @@ def jobs(store: Root) -> tuple[JobState, ...]:
     )
 
 
-def stored_runs(store: Root) -> list[str]:
+def stored_runs(store: Group) -> list[str]:
     """The names of its training runs, those of groups in groups too."""
     found = (
         entry.name.removesuffix("/progress")
@@ -47,7 +43,7 @@ def stored_runs(store: Root) -> list[str]:
     return [run for run in found if f"{run}/about" in store]
 
 
-def members(store: Root, name: str) -> dict[str, Member]:
+def members(store: Group, name: str) -> dict[str, Member]:
     """What the store would bring to a joining of each of its runs. name: of the store, for
     messages.
 
@@ -56,15 +52,15 @@ def members(store: Root, name: str) -> dict[str, Member]:
     return {run: _member(store, run, name) for run in stored_runs(store)}
 
 
-def without_run(store: Root, name: str) -> Member:
+def without_run(store: Group, name: str) -> Member:
     """What it would bring to a joining of a run that it does not have."""
     pool = store._core.pool
     return Member(None, pool.info.uuid.hex(), pool.in_doubt, None, name=name)
 
 
-def _member(store: Root, run: str, name: str) -> Member:
+def _member(store: Group, run: str, name: str) -> Member:
     step = int(store[f"{run}/progress"][0])
-    record = read_record(store, run, store.path)
+    record = read_record(store, run, store._core.path)
     return replace(without_run(store, name), record=record, run_step=step)
 
 
