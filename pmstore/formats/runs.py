@@ -22,7 +22,7 @@ from pmstore.opening import open as open_store
 if TYPE_CHECKING:
     import torch
 
-    from pmstore.dcp.ranks import Paths
+    from pmstore.dcp._read.ranks import Paths
 
 PLACES = "pmstore.shards"
 """The metadata key that says which part of which whole the tensors of a file are: for each name a
@@ -56,15 +56,15 @@ def export_run(
     Raises: as `StoreReader.of_run`; FileExistsError; ModuleNotFoundError; TypeError naming tensors
         of a dtype that safetensors has not.
     """
-    from pmstore.dcp.keys import Prefixes
-    from pmstore.dcp.ranks import find
+    from pmstore.dcp._read.keys import Prefixes
+    from pmstore.dcp._read.ranks import find
 
     chosen = find(stores)
     if parts:
         return _export_parts(chosen, Path(path), name, optimizer, mode)
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    from pmstore.dcp.runs import open_run
+    from pmstore.dcp._read.runs import open_run
 
     source = open_run(chosen, name, Prefixes())
     try:
@@ -107,8 +107,8 @@ def _slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
 def _export_parts(
     chosen: list[str], path: Path, name: str, optimizer: bool, mode: int
 ) -> list[Path]:
-    from pmstore.dcp.keys import Prefixes, listed
-    from pmstore.dcp.ranks import Ranks
+    from pmstore.dcp._read.keys import Prefixes, listed
+    from pmstore.dcp._read.ranks import Ranks
     from pmstore.torch._read.stored import StoredRun, StoredTensor, StoreHolding
     from pmstore.torch._state.sharded import chunk
 

@@ -19,7 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import pmstore
-from pmstore.dcp import StoreReader, ranks
+from pmstore.dcp import StoreReader
+from pmstore.dcp._read import ranks
 from pmstore.tiers import TierConfig
 
 STEPS = 3

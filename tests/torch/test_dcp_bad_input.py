@@ -21,7 +21,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import pmstore
-from pmstore.dcp import StoreReader, StoreWriter, layout, writer
+from pmstore.dcp import StoreReader, StoreWriter
+from pmstore.dcp._format import layout
+from pmstore.dcp._write import writer
 from pmstore.errors import PmstoreError
 
 pytestmark = pytest.mark.filterwarnings(QUIET)

@@ -21,9 +21,10 @@ from ranks import launch
 from torch.distributed.checkpoint.api import CheckpointException
 
 import pmstore
-from pmstore.dcp import StoreWriter, staging
-from pmstore.dcp.pinned import Pin
-from pmstore.dcp.rankstore import RankStore
+from pmstore.dcp import StoreWriter
+from pmstore.dcp._write import staging
+from pmstore.dcp._write.pins import Pin
+from pmstore.dcp._write.rank_store import RankStore
 
 pytestmark = pytest.mark.filterwarnings(QUIET)
 
@@ -91,7 +92,7 @@ def test_a_program_that_ends_does_not_lose_its_last_save(shm: Path) -> None:
     program = """
 import concurrent.futures.thread, sys, time, torch, torch.distributed.checkpoint as dcp
 from pmstore.dcp import StoreWriter
-from pmstore.dcp.rankstore import RankStore
+from pmstore.dcp._write.rank_store import RankStore
 
 def late(self, *arguments, write=RankStore.write):
     while not concurrent.futures.thread._shutdown:

@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import pmstore
 import pmstore.torch.optim
-from pmstore.dcp import StoreWriter, copying
-from pmstore.dcp.pinned import pin
+from pmstore.dcp import StoreWriter
+from pmstore.dcp._format import copies as copying
+from pmstore.dcp._write.pins import pin
 
 pytestmark = pytest.mark.filterwarnings(QUIET)
 

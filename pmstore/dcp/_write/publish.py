@@ -11,9 +11,9 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from pmstore.dcp import layout
-from pmstore.dcp import metadata as codec
-from pmstore.dcp.layout import Entry, PartName
+from pmstore.dcp._format import layout
+from pmstore.dcp._format import metadata as codec
+from pmstore.dcp._format.layout import Entry, PartName
 from pmstore.engine.constants import PAGE_BYTES
 from pmstore.engine.snapshot import uuid_of
 from pmstore.errors import PmstoreError

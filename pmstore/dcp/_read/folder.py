@@ -10,11 +10,12 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from pmstore.base.untrusted import sound
-from pmstore.dcp import copying, layout, publishing
-from pmstore.dcp import metadata as codec
-from pmstore.dcp.layout import PIECE_BYTES, Chunk, Entry
-from pmstore.dcp.rankstore import RankStore
-from pmstore.dcp.source import Source
+from pmstore.dcp._format import copies, layout
+from pmstore.dcp._format import metadata as codec
+from pmstore.dcp._format.layout import PIECE_BYTES, Chunk, Entry
+from pmstore.dcp._read.source import Source
+from pmstore.dcp._write import publish
+from pmstore.dcp._write.rank_store import RankStore
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import CorruptStoreError
 from pmstore.store import Store
@@ -112,7 +113,7 @@ class FolderSource(Source):
 
     def metadata(self) -> Metadata:
         metadata = codec.decode(self._entry.metadata, self._index)
-        indices = list(publishing.indices_of(metadata))
+        indices = list(publish.indices_of(metadata))
         with sound(self._index):
             pairs = zip(indices, self._entry.where, strict=True)
             self._where = {_key(index): part for index, part in pairs}
@@ -135,7 +136,7 @@ class FolderSource(Source):
     def chunk(self, index: MetadataIndex) -> torch.Tensor:
         part, chunk = self._find(index)
         with sound(f"{part.path}: {index.fqn!r}"):
-            return copying.from_bytes(part.data(chunk), codec.dtype_of(chunk.dtype), chunk.shape)
+            return copies.from_bytes(part.data(chunk), codec.dtype_of(chunk.dtype), chunk.shape)
 
     def blob(self, index: MetadataIndex) -> bytes:
         part, chunk = self._find(index)

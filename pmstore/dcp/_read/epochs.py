@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pmstore.dcp.keys import Prefixes
-from pmstore.dcp.ranks import mark_of
-from pmstore.dcp.runs import RunSource
+from pmstore.dcp._read.keys import Prefixes
+from pmstore.dcp._read.ranks import mark_of
+from pmstore.dcp._read.runs import RunSource
 from pmstore.engine.constants import ARRAY, GROUP, VALUE
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import array, axes, slots, tensor

@@ -15,12 +15,12 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
-from pmstore.dcp import layout
-from pmstore.dcp.layout import PartName
-from pmstore.dcp.once import Once
-from pmstore.dcp.part import Part
-from pmstore.dcp.staging import Staging
-from pmstore.dcp.writing import Filling
+from pmstore.dcp._format import layout
+from pmstore.dcp._format.layout import PartName
+from pmstore.dcp._write.items import Filling
+from pmstore.dcp._write.part import Part
+from pmstore.dcp._write.reentrancy import Once
+from pmstore.dcp._write.staging import Staging
 from pmstore.errors import PmstoreError
 from pmstore.store import Store
 

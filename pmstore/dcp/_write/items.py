@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
-from pmstore.dcp import copying, layout
-from pmstore.dcp.layout import PIECE_BYTES, Chunk
-from pmstore.dcp.metadata import dtype_name
-from pmstore.dcp.part import Part
+from pmstore.dcp._format import copies, layout
+from pmstore.dcp._format.layout import PIECE_BYTES, Chunk
+from pmstore.dcp._format.metadata import dtype_name
+from pmstore.dcp._write.part import Part
 
 _BATCH_BYTES = 1 << 30
 """So much is copied before the planner is asked for more tensors: it may make them for us."""
@@ -111,7 +111,7 @@ class Filling:
             data = self._part.arrays[number][start : start + nbytes]
         else:
             number, start, data = self._part.take(nbytes)
-            target = copying.from_bytes(data, source.dtype, source.shape)
+            target = copies.from_bytes(data, source.dtype, source.shape)
             self._copies.append((source, target))
             self._pending += nbytes
         chunk = Chunk(
@@ -127,20 +127,20 @@ class Filling:
         self._made.append((chunk, data))
 
     def _copy(self) -> None:
-        copies, self._copies, self._pending = self._copies, [], 0
-        pairs = [pair for both in copies for pair in copying.slices(*both)]
-        copying.by_all_cores(lambda pair: copying.copy(*pair), pairs)
+        waiting, self._copies, self._pending = self._copies, [], 0
+        pairs = [pair for both in waiting for pair in copies.slices(*both)]
+        copies.by_all_cores(lambda pair: copies.copy(*pair), pairs)
 
     def _with_crcs(self) -> list[Chunk]:
         spans = [
             (number, at)
             for number, (chunk, _) in enumerate(self._made)
-            for at in range(0, chunk.nbytes, copying.SLICE_BYTES)
+            for at in range(0, chunk.nbytes, copies.SLICE_BYTES)
         ]
-        assert copying.SLICE_BYTES % PIECE_BYTES == 0
-        found = copying.by_all_cores(
+        assert copies.SLICE_BYTES % PIECE_BYTES == 0
+        found = copies.by_all_cores(
             lambda span: layout.crcs_of(
-                self._made[span[0]][1][span[1] : span[1] + copying.SLICE_BYTES].numpy()
+                self._made[span[0]][1][span[1] : span[1] + copies.SLICE_BYTES].numpy()
             ),
             spans,
         )

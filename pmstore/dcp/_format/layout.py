@@ -119,7 +119,7 @@ class Entry:
 
     Attributes:
         where: number in `parts` of each chunk and object, in the order of the metadata.
-        metadata: see `pmstore.dcp.metadata`.
+        metadata: see `pmstore.dcp._format.metadata`.
     """
 
     number: int

@@ -13,14 +13,14 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from pmstore.dcp import reading
-from pmstore.dcp.epochs import open_epoch
-from pmstore.dcp.folder import FolderSource
-from pmstore.dcp.keys import Prefixes
-from pmstore.dcp.layout import path_of
-from pmstore.dcp.ranks import Paths, find
-from pmstore.dcp.runs import open_run
-from pmstore.dcp.source import Source
+from pmstore.dcp._format.layout import path_of
+from pmstore.dcp._read import transfer
+from pmstore.dcp._read.epochs import open_epoch
+from pmstore.dcp._read.folder import FolderSource
+from pmstore.dcp._read.keys import Prefixes
+from pmstore.dcp._read.ranks import Paths, find
+from pmstore.dcp._read.runs import open_run
+from pmstore.dcp._read.source import Source
 from pmstore.errors import PmstoreError
 from pmstore.tiers.choosing import Wanted
 from pmstore.tiers.patience import STALL_SECONDS
@@ -72,11 +72,11 @@ class StoreReader(StorageReader):
 
             dcp.load({"model": state}, storage_reader=StoreReader.of_run("run-*.pm"))
 
-        Keys are those that get_state_dict makes: `pmstore/dcp/keys.py` lists them. What ranks have
-        alike (DDP) is that of the first. A checkpoint_id that `dcp.load` is given is another path
-        or pattern, from then on. Read is the newest generation that all ranks have. The
-        stores may be of a run that was killed. Of one that trains meanwhile each store keeps what
-        is read until it was read.
+        Keys are those that get_state_dict makes: `pmstore/dcp/_read/keys.py` lists them. What all
+        ranks have alike (DDP) is that of the first. A checkpoint_id that `dcp.load` is given is
+        another path or pattern, from then on. Read is the newest generation that all ranks have.
+        The stores may be of a run that was killed. Of one that trains meanwhile each store keeps
+        what is read until it was read.
 
         A store that nobody has open is locked while it is read: a run that starts meanwhile gets
         StoreLockedError, or waits, with `pmstore.open(lock_timeout=...)`.
@@ -195,7 +195,7 @@ class StoreReader(StorageReader):
         source = self._source
         assert source is not None, "read_metadata comes first"
         try:
-            reading.read(source, plan, planner, trusted=self._trusted)
+            transfer.read(source, plan, planner, trusted=self._trusted)
         finally:
             self._close()
         done: Future[None] = torch.futures.Future()

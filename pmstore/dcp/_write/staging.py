@@ -16,9 +16,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
-from pmstore.dcp import copying
-from pmstore.dcp.pinned import Pin, pin
-from pmstore.dcp.writing import check
+from pmstore.dcp._format import copies
+from pmstore.dcp._write.items import check
+from pmstore.dcp._write.pins import Pin, pin
 from pmstore.errors import PmstoreError
 
 _BEGIN_SECONDS = 60.0
@@ -108,12 +108,12 @@ class Staging:
         Raises: TypeError: what cannot be saved; StoreFullError.
         """
         content = {key: self._walk(str(key), value) for key, value in state.items()}
-        self._pins, copies = pin(self._copies)
+        self._pins, unpinned = pin(self._copies)
         try:
-            for _, made in copies:
+            for _, made in unpinned:
                 self._place(made)
-            pairs = [pair for both in copies for pair in copying.slices(*both)]
-            copying.by_all_cores(lambda pair: copying.copy(*pair), pairs)
+            pairs = [pair for both in unpinned for pair in copies.slices(*both)]
+            copies.by_all_cores(lambda pair: copies.copy(*pair), pairs)
         except BaseException:
             _unpin(self._pins)
             raise
@@ -126,7 +126,7 @@ class Staging:
     def find(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Where in the room a tensor lies."""
         nbytes = tensor.numel() * tensor.element_size()
-        if not nbytes or not copying.is_plain(tensor):
+        if not nbytes or not copies.is_plain(tensor):
             return None
         return self._places.get((tensor.data_ptr(), nbytes))
 
@@ -220,8 +220,8 @@ class Staging:
 
     def _place(self, made: torch.Tensor) -> None:
         """Moves what a copy will be into the room. Raises: StoreFullError."""
-        nbytes = copying.size_of(made)
+        nbytes = copies.size_of(made)
         number, start, data = self._room.take(nbytes)
-        there = copying.from_bytes(data, made.dtype, made.shape)
+        there = copies.from_bytes(data, made.dtype, made.shape)
         made.set_(there.untyped_storage(), there.storage_offset(), there.shape, there.stride())
         self._places[made.data_ptr(), nbytes] = (number, start)

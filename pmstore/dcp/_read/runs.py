@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from pmstore.dcp.keys import Listed, Prefixes, listed
-from pmstore.dcp.ranks import Ranks
-from pmstore.dcp.source import Source
+from pmstore.dcp._read.keys import Listed, Prefixes, listed
+from pmstore.dcp._read.ranks import Ranks
+from pmstore.dcp._read.source import Source
 from pmstore.errors import CorruptStoreError, MixedStoresError
 from pmstore.torch._read.stored import StoredRun, StoredTensor, StoreHolding
 from pmstore.torch._state.sharded import chunk

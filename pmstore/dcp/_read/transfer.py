@@ -9,8 +9,8 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-from pmstore.dcp import copying
-from pmstore.dcp.source import Source
+from pmstore.dcp._format import copies
+from pmstore.dcp._read.source import Source
 from pmstore.errors import PmstoreError
 
 _BATCH_BYTES = 1 << 30
@@ -33,18 +33,18 @@ def read(source: Source, plan: LoadPlan, planner: LoadPlanner, *, trusted: bool)
         last = sum((length - 1) * step for length, step in steps)
         start = part.data_ptr() - base
         source.verify(index, start, start + (last + 1) * part.element_size())
-        copying.copy(part, target)
+        copies.copy(part, target)
 
     tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
     for batch in _batches(source, tensors):
         targets = [_target(planner, item) for item, _ in batch]
         pairs = zip(batch, targets, strict=True)
-        copying.by_all_cores(
+        copies.by_all_cores(
             copy,
             [
                 (item.storage_index, chunk.data_ptr(), *pair)
                 for (item, chunk), target in pairs
-                for pair in copying.slices(_part(chunk, item), target)
+                for pair in copies.slices(_part(chunk, item), target)
             ],
         )
         for (item, _), target in zip(batch, targets, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pmstore.dcp import copying
+from pmstore.dcp._format import copies
 from pmstore.engine.snapshot import Snapshot
 from pmstore.objects.slots import idle_blocks
 from pmstore.store import Store, writable_stores
@@ -29,13 +29,13 @@ class Pin:
 
     def copy(self) -> None:
         """By all cores. Raises: what the engine does; OSError."""
-        size = copying.SLICE_BYTES
+        size = copies.SLICE_BYTES
         spans = [
-            (offset + at, copying.as_bytes(target)[at : at + size])
+            (offset + at, copies.as_bytes(target)[at : at + size])
             for offset, target in self._pairs
             for at in range(0, target.numel() * target.element_size(), size)
         ]
-        copying.by_all_cores(lambda span: self._snapshot.copy(*span), spans)
+        copies.by_all_cores(lambda span: self._snapshot.copy(*span), spans)
 
     def close(self) -> None:
         self._snapshot.close()
@@ -70,7 +70,7 @@ def _pin_in(store: Store, pairs: list[Pair]) -> tuple[list[Pin], list[Pair]]:
     for source, target in pairs:
         block = source.untyped_storage().data_ptr() - base
         # A block that no name has any more is the program's own: no commit has what is in it.
-        if copying.is_plain(source) and block not in idle and core.pool.is_live(block):
+        if copies.is_plain(source) and block not in idle and core.pool.is_live(block):
             later.append((source.data_ptr() - base, target))
         else:
             now.append((source, target))

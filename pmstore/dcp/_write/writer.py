@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from pmstore.dcp import layout
-from pmstore.dcp.once import InTheMiddleError, Once
-from pmstore.dcp.publishing import forget_ranks, publish
-from pmstore.dcp.rankstore import RankStore
-from pmstore.dcp.staging import PROCESS, Memory, Staging
+from pmstore.dcp._format import layout
+from pmstore.dcp._write.publish import forget_ranks, publish
+from pmstore.dcp._write.rank_store import RankStore
+from pmstore.dcp._write.reentrancy import InTheMiddleError, Once
+from pmstore.dcp._write.staging import PROCESS, Memory, Staging
 from pmstore.engine.constants import DOMAINS
 from pmstore.errors import PmstoreError, TransactionError
 from pmstore.opening import Domain

@@ -1,0 +1,1 @@
+"""What lies where in a checkpoint, and its bytes."""

@@ -1,0 +1,1 @@
+"""A checkpoint is read: from folders, runs and epochs."""

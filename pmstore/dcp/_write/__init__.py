@@ -1,0 +1,1 @@
+"""A checkpoint is written: parts in rank stores, one commit that publishes them."""
