@@ -10,8 +10,8 @@ from setuptools import Extension, setup
 
 ENGINE = "pmstore/engine"
 PARTS = (
-    *("binding", "calls", "encode", "exports", "handle", "look", "memory", "objects", "ranges"),
-    *("spent", "transaction", "watch", "writes"),
+    *("binding", "calls", "declared", "encode", "exports", "handle", "look", "memory", "objects"),
+    *("spent", "transaction", "watch"),
 )
 # what README says in a clone, and what it says on the page of a package index
 INSTALL = {

@@ -42,13 +42,15 @@ def _bare(text: str) -> str:
     )
 
 
-def _homes() -> dict[str, Path]:
-    """Where each function that others may call is defined."""
-    homes = {}
-    for path in SOURCES:
+def _homes(sources: list[Path], prefix: str) -> dict[str, Path]:
+    """Returns where each function that others may call is defined."""
+    homes: dict[str, Path] = {}
+    for path in sources:
         text = _bare(path.read_text())
         for name in re.findall(
-            r"^(?!static|typedef)[a-z][\w *]*?\b(pms_\w+)\([^;{]*\)\s*\{", text, re.MULTILINE
+            rf"^(?!static|typedef|[A-Z_]+\b)[A-Za-z][\w *]*?\b({prefix}\w+)\([^;{{]*\)\s*\{{",
+            text,
+            re.MULTILINE,
         ):
             assert path.suffix == ".c", f"{_name(path)} defines {name}"
             assert name not in homes, f"{name} is in {_name(path)} and in {_name(homes[name])}"
@@ -56,7 +58,9 @@ def _homes() -> dict[str, Path]:
     return homes
 
 
-HOMES = _homes()
+HOMES = _homes(SOURCES, "pms_")
+BINDING = sorted((ROOT / "pmstore" / "engine").glob("_*.[ch]"))
+BINDING_HOMES = _homes(BINDING, "binding_")
 
 
 def test_every_source_has_a_layer() -> None:
@@ -89,15 +93,20 @@ def test_includes_and_calls_point_downward(path: Path) -> None:
     assert not upward, f"{_name(path)} reaches into a layer above: " + "; ".join(upward)
 
 
-def test_no_files_call_each_other_in_a_loop() -> None:
+@pytest.mark.parametrize("binding", [False, True], ids=["native", "binding"])
+def test_no_files_call_each_other_in_a_loop(binding: bool) -> None:
     """Nor do the files of one folder: each can be read with those below it in mind."""
+    sources, homes, prefix = (
+        (BINDING, BINDING_HOMES, "binding_") if binding else (SOURCES, HOMES, "pms_")
+    )
+    assert len(homes) > 30
     below = {
         path: {
-            HOMES[name]
-            for name in re.findall(r"(?<!struct )(?<!enum )\bpms_\w+", _bare(path.read_text()))
-            if HOMES.get(name, path) != path
+            homes[name]
+            for name in re.findall(rf"(?<!struct )(?<!enum )\b{prefix}\w+", _bare(path.read_text()))
+            if homes.get(name, path) != path
         }
-        for path in SOURCES
+        for path in sources
         if path.suffix == ".c"
     }
     while free := [path for path, calls in below.items() if not calls & below.keys()]:

@@ -9,7 +9,6 @@
  *   _handle.c       Handle opens a pool and owns it: the last reference closes it (roll back) and
  *                   releases it
  *   _transaction.c  Transaction: the with statement's two halves
- *   _ranges.c       what a transaction block is told beforehand that it writes
  *   _objects.c      the methods of Handle that look objects up and store values
  *   _memory.c       Memory pins a block and exports it as a buffer: the last reference unpins it
  *   _exports.c      arrays that are told before their memory is given out
@@ -20,7 +19,8 @@
  *   _watch.c        Watch: whether containers hold what they held, and tensors lie where they lay
  *   _spent.c        Spent: gradients that an optimizer has used
  *   _encode.c       states as bytes
- *   _writes.c       Writes: what an optimizer's step writes
+ *   _declared.c     what a transaction block, and an optimizer's step, say beforehand that they
+ * write
  *
  * This module does not link with the engine: `bind` is given the addresses of the functions in
  * pmstore.engine._native, so that there is one engine in the process. A status becomes an

@@ -111,13 +111,7 @@ int binding_ranges_add(struct ranges *r, uint64_t addr, uint64_t bytes);
 
 PyObject *binding_will_write(Handle *h, PyObject *writes);
 PyObject *binding_written(Handle *h, PyObject *arrays);
-
-/* ---- _writes.c ---- */
-
 PyObject *binding_writes(Handle *h, PyObject *const *args, Py_ssize_t count);
-bool binding_are_writes(PyObject *object);
-/* REQUIRES: they are. Adds what is to be written now. Returns -1 with an exception set. */
-int binding_ranges_add_writes(struct ranges *r, PyObject *writes);
 int binding_add_writes(PyObject *module);
 
 /* handle.transaction(writes, timeout_seconds): see _transaction.c. */
