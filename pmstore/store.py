@@ -413,7 +413,7 @@ class Store(Flushing):
     def hand_over(self, heir: Store) -> None:
         """To a store that takes this one's place with all that it holds: its history, and that
         tiers were added here. The latter is pending there."""
-        from pmstore.tiers.manager import hand_over
+        from pmstore.tiers.tiers import hand_over
 
         self.history.hand_over(heir.history)
         hand_over(self, heir)

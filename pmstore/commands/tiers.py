@@ -34,7 +34,7 @@ from pmstore.errors import TierError
 from pmstore.show.terminal import Column, Terminal, printable
 
 if TYPE_CHECKING:
-    from pmstore.tiers.reading import EpochInfo
+    from pmstore.tiers._epochs.listing import EpochInfo
 
 Url = Annotated[
     str,
@@ -123,7 +123,7 @@ def flush(
 
     Example: pmstore flush run.pm s3://bucket/run
     """
-    from pmstore.tiers.handle import FlushStats
+    from pmstore.tiers._flush.flush import FlushStats
 
     ended: list[tuple[str, int, FlushStats]] = []
     with reading(path, lock=True) as store:  # its writer flushes to these tiers, too
@@ -273,9 +273,9 @@ def epochs(
     Example: pmstore epochs --verify /mnt/checkpoints/run
     """
     from pmstore import tiers
+    from pmstore.tiers._epochs.content import verify as read_all
+    from pmstore.tiers._places.url import open_places
     from pmstore.tiers.patience import STALL_SECONDS, Patience
-    from pmstore.tiers.places import open_places
-    from pmstore.tiers.reading import verify as read_all
 
     with _told():
         _there(url)

@@ -58,7 +58,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """How far flushes to it were, at that time; see `pmstore.tiers.handle.TierState`."""
+    """How far flushes to it were, at that time; see `pmstore.tiers._flush.flush.TierState`."""
 
     name: str
     epoch: int

@@ -18,13 +18,14 @@ from pmstore.distributed.records import read_record
 from pmstore.engine.constants import ARRAY, GROUP, VALUE
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import array, axes, slots, tensor
-from pmstore.tiers.backend import Backend
-from pmstore.tiers.choosing import Wanted, read_first
-from pmstore.tiers.image import Image, Stored
-from pmstore.tiers.leases import Lease
+from pmstore.tiers._epochs.content import EpochBytes
+from pmstore.tiers._epochs.image import Image, Stored
+from pmstore.tiers._epochs.leases import Lease
+from pmstore.tiers._epochs.listing import BrokenEpochError, EpochInfo
+from pmstore.tiers._places.place import Backend
+from pmstore.tiers._places.url import Places, open_places
+from pmstore.tiers._restore.choose import Wanted, read_first
 from pmstore.tiers.patience import STALL_SECONDS, Patience
-from pmstore.tiers.places import Places, open_places
-from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo
 from pmstore.torch._read.stored import StoredRun, writable
 
 

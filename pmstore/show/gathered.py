@@ -13,7 +13,7 @@ from pmstore.errors import CorruptStoreError, PmstoreError
 
 if TYPE_CHECKING:
     from pmstore.store import Store
-    from pmstore.tiers.reading import EpochInfo
+    from pmstore.tiers._epochs.listing import EpochInfo
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from pmstore.base.doors import door
 
 if TYPE_CHECKING:
-    from pmstore.tiers.choosing import epochs
+    from pmstore.tiers._epochs.listing import EpochInfo, epochs
+    from pmstore.tiers._flush.flush import Flush, FlushStats
+    from pmstore.tiers._restore.restore import RestoreReport, restore
     from pmstore.tiers.config import TierConfig
     from pmstore.tiers.exporting import export_safetensors
-    from pmstore.tiers.handle import Flush, FlushStats
-    from pmstore.tiers.manager import drain_all
-    from pmstore.tiers.reading import EpochInfo
-    from pmstore.tiers.restoring import RestoreReport, restore
+    from pmstore.tiers.tiers import drain_all
 
 __all__ = [
     "EpochInfo",
@@ -36,12 +35,11 @@ if not TYPE_CHECKING:  # which would take every name for one of ours
     __getattr__ = door(
         "pmstore.tiers",
         {
-            "pmstore.tiers.choosing": ("epochs",),
             "pmstore.tiers.config": ("TierConfig",),
             "pmstore.tiers.exporting": ("export_safetensors",),
-            "pmstore.tiers.handle": ("Flush", "FlushStats"),
-            "pmstore.tiers.manager": ("drain_all",),
-            "pmstore.tiers.reading": ("EpochInfo",),
-            "pmstore.tiers.restoring": ("RestoreReport", "restore"),
+            "pmstore.tiers._flush.flush": ("Flush", "FlushStats"),
+            "pmstore.tiers.tiers": ("drain_all",),
+            "pmstore.tiers._epochs.listing": ("EpochInfo", "epochs"),
+            "pmstore.tiers._restore.restore": ("RestoreReport", "restore"),
         },
     )

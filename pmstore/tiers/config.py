@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pmstore.base.sizes import parse_size
 from pmstore.engine.constants import PAGE_BYTES
-from pmstore.tiers.manifest import RUN, WORLD_MOST
-from pmstore.tiers.places import normal_url
+from pmstore.tiers._epochs.manifest import RUN, WORLD_MOST
+from pmstore.tiers._places.url import normal_url
 
 _SIZES = {"max_rate": "max_bytes_per_second", "memory": "memory_bytes"}
 """Fields that the store remembers as bytes, 0 for None, under another name."""

@@ -15,11 +15,12 @@ from pmstore.base.newfile import absent, new_file
 from pmstore.errors import TierError
 from pmstore.objects import array
 from pmstore.objects.array import Descriptor
-from pmstore.tiers.choosing import Wanted, read_first
-from pmstore.tiers.image import Image, Stored
+from pmstore.tiers._epochs.content import EpochBytes
+from pmstore.tiers._epochs.image import Image, Stored
+from pmstore.tiers._epochs.listing import BrokenEpochError, EpochInfo
+from pmstore.tiers._places.url import open_places
+from pmstore.tiers._restore.choose import Wanted, read_first
 from pmstore.tiers.patience import STALL_SECONDS, Patience
-from pmstore.tiers.places import open_places
-from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo
 
 
 def export_safetensors(

@@ -10,9 +10,9 @@ from pmstore.objects.core import Core
 from pmstore.objects.root import Root
 
 if TYPE_CHECKING:
+    from pmstore.tiers._flush.flush import Flush, TierState
     from pmstore.tiers.config import TierConfig
-    from pmstore.tiers.handle import Flush, TierState
-    from pmstore.tiers.manager import Tiers
+    from pmstore.tiers.tiers import Tiers
 
 
 class Flushing(Root):
@@ -31,7 +31,7 @@ class Flushing(Root):
 
     def _open_tiers(self) -> Tiers:
         if self._tiers is None:
-            from pmstore.tiers.manager import Tiers
+            from pmstore.tiers.tiers import Tiers
 
             with self._core.lock:  # two of them would write to the same tiers
                 if self._tiers is None:

@@ -22,10 +22,11 @@ import pmstore
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import PmstoreError, TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.image import Image
-from pmstore.tiers.manifest import BadManifestError, Manifest, Shared
-from pmstore.tiers.places import open_backend
-from pmstore.tiers.reading import EpochBytes, list_epochs, verify
+from pmstore.tiers._epochs.content import EpochBytes, verify
+from pmstore.tiers._epochs.image import Image
+from pmstore.tiers._epochs.listing import list_epochs
+from pmstore.tiers._epochs.manifest import BadManifestError, Manifest, Shared
+from pmstore.tiers._places.url import open_backend
 
 
 @pytest.fixture
@@ -282,7 +283,7 @@ def seal(manifest: Path, data: bytes | bytearray) -> None:
 def test_descriptions_that_overlap() -> None:
     """A few bytes, which a thousand names say are theirs, are not read a thousand times."""
     from pmstore.errors import CorruptStoreError
-    from pmstore.tiers import image
+    from pmstore.tiers._epochs import image
 
     first, count, meta = 64 * 4096, 1000, 1 << 20
     data = bytearray(first + 64 * count + meta + 100)
@@ -321,7 +322,7 @@ def test_a_tier_that_is_listed_and_not_found(filled: pmstore.Store, path: Path) 
 def test_a_directory_that_goes_in_a_circle(filled: pmstore.Store) -> None:
     """Names whose chain leads back to its start are an error, not a loop."""
     from pmstore.errors import CorruptStoreError
-    from pmstore.tiers import image
+    from pmstore.tiers._epochs import image
 
     node = 64 * 4096
     pages = {

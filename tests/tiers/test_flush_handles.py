@@ -17,7 +17,7 @@ from tier_helpers import CHUNK, no_flush_begins, restored, wait_until
 import pmstore
 from pmstore.base.workers import Worker
 from pmstore.errors import TierError
-from pmstore.tiers.flusher import Flusher
+from pmstore.tiers._flush.flusher import Flusher
 
 Step = Callable[[float], int]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pmstore
-from pmstore.tiers.local import Access, LocalBackend
+from pmstore.tiers._places.local import Access, LocalBackend
 
 
 def test_a_fork_child_does_not_keep_the_tier(filled: pmstore.Store, path: Path, url: str) -> None:

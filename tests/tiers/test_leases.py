@@ -20,12 +20,15 @@ from tier_helpers import CHUNK, restored
 
 import pmstore
 from pmstore.errors import TierError
-from pmstore.tiers import choosing, export_safetensors, leases
-from pmstore.tiers.leases import LEASE_SECONDS, Lease, LeaseName, Leases
-from pmstore.tiers.local import Access, LocalBackend
-from pmstore.tiers.manifest import ManifestName
-from pmstore.tiers.places import open_backend, open_places
-from pmstore.tiers.reading import list_epochs, verify
+from pmstore.tiers import export_safetensors
+from pmstore.tiers._epochs import leases
+from pmstore.tiers._epochs.content import verify
+from pmstore.tiers._epochs.leases import LEASE_SECONDS, Lease, LeaseName, Leases
+from pmstore.tiers._epochs.listing import list_epochs
+from pmstore.tiers._epochs.manifest import ManifestName
+from pmstore.tiers._places.local import Access, LocalBackend
+from pmstore.tiers._places.url import open_backend, open_places
+from pmstore.tiers._restore import choose as choosing
 
 Step = Callable[[float], int]
 
@@ -272,7 +275,7 @@ class ReadOnly(LocalBackend):
 
 @pytest.fixture
 def read_only(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ReadOnly]]:
-    from pmstore.tiers import restoring
+    from pmstore.tiers._restore import restore as restoring
 
     monkeypatch.setattr(restoring, "open_places", lambda *arguments: ReadOnly(Path(url), Access()))
     yield ReadOnly

@@ -19,9 +19,9 @@ from tier_helpers import CHUNK, newest_file, restored, wait_until
 import pmstore
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.local import LocalBackend
-from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
-from pmstore.tiers.places import open_backend
+from pmstore.tiers._epochs.manifest import BadManifestError, Manifest, ManifestName
+from pmstore.tiers._places.local import LocalBackend
+from pmstore.tiers._places.url import open_backend
 
 Step = Callable[[float], int]
 
@@ -104,7 +104,7 @@ def test_a_file_that_goes_while_a_tier_is_listed(
         (shm / "b").unlink()
         yield iter(listed)
 
-    monkeypatch.setattr("pmstore.tiers.local.os.scandir", scan)
+    monkeypatch.setattr("pmstore.tiers._places.local.os.scandir", scan)
     assert open_backend(shm).names() == {"a": 1, "c": 1}
 
 

@@ -15,7 +15,7 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.manifest import GENERATION_MOST, Manifest, ManifestName
+from pmstore.tiers._epochs.manifest import GENERATION_MOST, Manifest, ManifestName
 
 
 @pytest.fixture(params=[0o022, 0o000, 0o077])
@@ -243,7 +243,7 @@ def test_an_epoch_that_cannot_be_read_back_is_no_success(
     filled: pmstore.Store, path: Path, url: str, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     """And nothing older is let go."""
-    from pmstore.tiers.local import LocalBackend
+    from pmstore.tiers._places.local import LocalBackend
 
     filled.add_tier("t", pmstore.TierConfig(url, keep=1, chunk_bytes=CHUNK))
     filled["a"][:] = 1

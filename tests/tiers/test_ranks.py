@@ -13,11 +13,11 @@ from tier_helpers import CHUNK
 import pmstore
 from pmstore.distributed.generations import NO_RUN, Key, Record, encode
 from pmstore.errors import TierError
-from pmstore.tiers import sharding
-from pmstore.tiers.manifest import Shared
+from pmstore.tiers._epochs import sharding
+from pmstore.tiers._epochs.content import verify
+from pmstore.tiers._epochs.manifest import Shared
+from pmstore.tiers._places.url import open_places
 from pmstore.tiers.patience import Patience
-from pmstore.tiers.places import open_places
-from pmstore.tiers.reading import verify
 
 RANK = """
 import sys, numpy as np, pmstore

@@ -19,8 +19,8 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.errors import TierError
 from pmstore.tiers import export_safetensors
-from pmstore.tiers.flusher import Flusher
-from pmstore.tiers.manager import Tiers
+from pmstore.tiers._flush.flusher import Flusher
+from pmstore.tiers.tiers import Tiers
 
 fsspec = pytest.importorskip("fsspec")
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402

@@ -17,9 +17,9 @@ from tier_helpers import CHUNK, newest_file
 import pmstore
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import TierError
-from pmstore.tiers.local import LocalBackend
-from pmstore.tiers.manifest import Manifest
-from pmstore.tiers.plan import SPACE
+from pmstore.tiers._epochs.manifest import Manifest
+from pmstore.tiers._flush.plan import SPACE
+from pmstore.tiers._places.local import LocalBackend
 
 Store = pmstore.Store
 

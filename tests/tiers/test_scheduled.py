@@ -13,7 +13,7 @@ import pytest
 import pmstore
 from pmstore.scheduler import Auto, CommitScheduler, HazardModel, Known
 from pmstore.scheduler.target import store_targets
-from pmstore.tiers.local import LocalBackend
+from pmstore.tiers._places.local import LocalBackend
 from pmstore_lab.simulation.driver import Clock
 from pmstore_lab.simulation.optimum import best_integer
 

@@ -17,9 +17,9 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import TierError
-from pmstore.tiers.local import LocalBackend
-from pmstore.tiers.manifest import BadManifestError, Manifest
-from pmstore.tiers.places import open_backend
+from pmstore.tiers._epochs.manifest import BadManifestError, Manifest
+from pmstore.tiers._places.local import LocalBackend
+from pmstore.tiers._places.url import open_backend
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pmstore
 from pmstore.base import workers
 from pmstore.base.workers import Worker, wait_for
 from pmstore.errors import TierError
-from pmstore.tiers import flusher
+from pmstore.tiers._flush import flusher
 from pmstore.tiers.jobs import Jobs
 from pmstore.tiers.patience import Patience
 

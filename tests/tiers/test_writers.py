@@ -13,10 +13,10 @@ from tier_helpers import CHUNK, HeldLock, newest_file, restored
 
 import pmstore
 from pmstore.errors import TierError
+from pmstore.tiers._epochs.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
+from pmstore.tiers._epochs.retention import Retention
+from pmstore.tiers._places.local import Access, LocalBackend
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.forgetting import Retention
-from pmstore.tiers.local import Access, LocalBackend
-from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
 
 Step = Callable[[float], int]
 

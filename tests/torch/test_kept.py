@@ -25,9 +25,9 @@ import pmstore
 from pmstore.errors import TierError, TransactionError
 from pmstore.scheduler import EveryN
 from pmstore.testing import ForkServer
-from pmstore.tiers import kept as kept_epochs
-from pmstore.tiers.kept import KeptName, Reason
-from pmstore.tiers.local import LocalBackend
+from pmstore.tiers._epochs import kept as kept_epochs
+from pmstore.tiers._epochs.kept import KeptName, Reason
+from pmstore.tiers._places.local import LocalBackend
 from pmstore.torch import MismatchError, NotKeptError, RolledBackError, Run, attach
 
 STEPS = BATCHES + 6

@@ -22,10 +22,10 @@ from pmstore.engine.pool import Pool
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.objects.containers import Group
 from pmstore.tiers import trust
+from pmstore.tiers._epochs.kept import Keeping
+from pmstore.tiers._flush.flush import Flush, TierState, time_left
+from pmstore.tiers._flush.flusher import Flusher, start_thread
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.flusher import Flusher, start_thread
-from pmstore.tiers.handle import Flush, TierState, time_left
-from pmstore.tiers.kept import Keeping
 
 if TYPE_CHECKING:
     from pmstore.objects.root import Root

@@ -13,10 +13,10 @@ import numpy as np
 from pmstore.engine.snapshot import SPARED, Snapshot, Transfer, checksum
 from pmstore.errors import TierError
 from pmstore.objects.array import Array
-from pmstore.tiers.backend import Backend
+from pmstore.tiers._places.fsspec import FsspecBackend
+from pmstore.tiers._places.local import LocalBackend
+from pmstore.tiers._places.place import Backend
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.local import LocalBackend
-from pmstore.tiers.remote import FsspecBackend
 
 NAP_SECONDS = 0.05
 

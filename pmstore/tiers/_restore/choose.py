@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pmstore.errors import CorruptStoreError, TierError
-from pmstore.tiers.backend import Backend
-from pmstore.tiers.leases import Lease
-from pmstore.tiers.patience import STALL_SECONDS, Patience
-from pmstore.tiers.places import Places, open_places
-from pmstore.tiers.reading import BrokenEpochError, EpochInfo, forgotten, list_epochs
+from pmstore.tiers._epochs.leases import Lease
+from pmstore.tiers._epochs.listing import BrokenEpochError, EpochInfo, forgotten, list_epochs
+from pmstore.tiers._places.place import Backend
+from pmstore.tiers._places.url import Places
 
 TRIES = 20
 """Of a reader whose epochs are forgotten while it reads them."""
@@ -27,19 +25,6 @@ class Wanted(NamedTuple):
     """Its beginning will do."""
     kept: str | int | None = None
     """The newest that was kept under this name, or of this step."""
-
-
-def epochs(
-    url: str | os.PathLike[str],
-    *,
-    storage_options: dict[str, Any] | None = None,
-    stall_seconds: float | None = STALL_SECONDS,
-) -> list[EpochInfo]:
-    """The epochs of a tier, newest first. stall_seconds: as of `restore`.
-
-    Raises: TierError, OSError.
-    """
-    return list_epochs(open_places(url, storage_options, Patience(os.fspath(url), stall_seconds)))
 
 
 def read_first(

@@ -15,8 +15,8 @@ import numpy as np
 
 from pmstore.engine.snapshot import Fingerprints, Snapshot, Transfer
 from pmstore.objects.array import Array
-from pmstore.tiers.backend import Backend
-from pmstore.tiers.plan import Base
+from pmstore.tiers._flush.plan import Base
+from pmstore.tiers._places.place import Backend
 
 READ_BYTES = 4 << 20
 """Of neighbours in a file of the tier, at once."""

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pmstore.base.workers import Worker
-from pmstore.tiers.backend import Backend
-from pmstore.tiers.manifest import GENERATION_MOST, ManifestName
-from pmstore.tiers.places import Places
+from pmstore.tiers._epochs.manifest import GENERATION_MOST, ManifestName
+from pmstore.tiers._places.place import Backend
+from pmstore.tiers._places.url import Places
 
 RENEW_SECONDS = 15.0
 LEASE_SECONDS = 120.0

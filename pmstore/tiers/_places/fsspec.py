@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pmstore.errors import TierError
-from pmstore.tiers.backend import Lock
+from pmstore.tiers._places.place import Lock
 from pmstore.tiers.patience import Patience
 
 

@@ -19,9 +19,9 @@ import msgpack
 
 from pmstore.engine.snapshot import checksum
 from pmstore.objects.dtypes import UNDECODABLE
-from pmstore.tiers.backend import Backend, Lock
-from pmstore.tiers.manifest import GENERATION_MOST, ManifestName
-from pmstore.tiers.places import Places
+from pmstore.tiers._epochs.manifest import GENERATION_MOST, ManifestName
+from pmstore.tiers._places.place import Backend, Lock
+from pmstore.tiers._places.url import Places
 
 _MAGIC = b"PMSKEPT1"
 _HEAD = struct.Struct("<8sIQ")

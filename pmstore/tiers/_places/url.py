@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from pmstore.tiers.backend import Backend
-from pmstore.tiers.local import Access, LocalBackend
+from pmstore.tiers._places.fsspec import FsspecBackend
+from pmstore.tiers._places.local import Access, LocalBackend
+from pmstore.tiers._places.place import Backend
 from pmstore.tiers.patience import Patience
-from pmstore.tiers.remote import FsspecBackend
 
 PASSWORD = re.compile(r"://[^/?#@:]*:(?!\d*(/|$))[^@]*@")
 """In a URL, or in one of a chain of them: behind the first colon is no port, and a host follows."""

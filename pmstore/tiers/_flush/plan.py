@@ -11,10 +11,10 @@ import numpy as np
 
 from pmstore.engine.snapshot import CHANGED, LIVE, Snapshot
 from pmstore.objects.array import Array
-from pmstore.tiers import sharding
+from pmstore.tiers._epochs import sharding
+from pmstore.tiers._epochs.image import Image
+from pmstore.tiers._epochs.manifest import CHUNK, Manifest, Shared
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.image import Image
-from pmstore.tiers.manifest import CHUNK, Manifest, Shared
 
 SPACE = 2.0
 """Files may hold so many times the state before chunks of the emptiest ones are written anew."""

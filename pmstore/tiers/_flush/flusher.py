@@ -15,11 +15,11 @@ from pmstore.base.workers import Worker
 from pmstore.engine.pool import Pool
 from pmstore.engine.snapshot import Snapshot, Transfer
 from pmstore.errors import PmstoreError, StoreFullError, TierError
+from pmstore.tiers._epochs.kept import Keeping, KeptEpochs
+from pmstore.tiers._flush.flush import Flush, FlushStats, TierState
+from pmstore.tiers._flush.writer import Writer, Written
+from pmstore.tiers._places.fsspec import FsspecBackend
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.handle import Flush, FlushStats, TierState
-from pmstore.tiers.kept import Keeping, KeptEpochs
-from pmstore.tiers.remote import FsspecBackend
-from pmstore.tiers.writer import Writer, Written
 
 FLUSHING, CALLING = "pmstore flush", "pmstore callbacks"
 """Threads of a tier."""

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from pmstore.base.alive import alive
 from pmstore.engine import snapshot
 from pmstore.errors import StoreFullError, TierError
-from pmstore.tiers.backend import Lock
+from pmstore.tiers._places.place import Lock
 
 
 @dataclass(frozen=True, slots=True)

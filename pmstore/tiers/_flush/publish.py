@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Mapping
 
 from pmstore.errors import TierError
-from pmstore.tiers.backend import Backend, Lock
+from pmstore.tiers._epochs.kept import Keeping, KeptEpochs
+from pmstore.tiers._epochs.manifest import Manifest, ManifestName
+from pmstore.tiers._epochs.retention import Retention
+from pmstore.tiers._places.place import Backend, Lock
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.forgetting import Retention
-from pmstore.tiers.kept import Keeping, KeptEpochs
-from pmstore.tiers.manifest import Manifest, ManifestName
 
 
 class Publisher:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pmstore.engine.pool_info import PoolInfo
 from pmstore.engine.snapshot import SPARED, Fingerprints, Snapshot, SnapshotInfo, Transfer
 from pmstore.errors import TierError
-from pmstore.tiers.backend import Backend
+from pmstore.tiers._epochs.kept import Keeping
+from pmstore.tiers._epochs.manifest import Manifest, ManifestName
+from pmstore.tiers._flush.flush import Flush
+from pmstore.tiers._flush.plan import Base, Plan, carry_over, plan
+from pmstore.tiers._flush.publish import Publisher
+from pmstore.tiers._flush.sinks import open_sink
+from pmstore.tiers._flush.unchanged import Comparison
+from pmstore.tiers._places.local import Access
+from pmstore.tiers._places.place import Backend
+from pmstore.tiers._places.url import RANK, open_backend
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.handle import Flush
-from pmstore.tiers.kept import Keeping
-from pmstore.tiers.local import Access
-from pmstore.tiers.manifest import Manifest, ManifestName
-from pmstore.tiers.places import RANK, open_backend
-from pmstore.tiers.plan import Base, Plan, carry_over, plan
-from pmstore.tiers.publishing import Publisher
-from pmstore.tiers.same import Comparison
-from pmstore.tiers.sinks import open_sink
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,15 @@ from pmstore.engine.pool import Pool
 from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
 from pmstore.errors import CorruptStoreError, FormatVersionError, PmstoreError, StoreFullError
 from pmstore.objects.array import Array, span
-from pmstore.tiers.choosing import Wanted, read_first
-from pmstore.tiers.handle import telling
+from pmstore.tiers._epochs.content import EpochBytes
+from pmstore.tiers._epochs.listing import BrokenEpochError, EpochInfo
+from pmstore.tiers._epochs.manifest import Manifest
+from pmstore.tiers._flush.flush import telling
+from pmstore.tiers._places.local import LocalBackend, open_file
+from pmstore.tiers._places.url import open_places
+from pmstore.tiers._restore.choose import Wanted, read_first
 from pmstore.tiers.jobs import Jobs
-from pmstore.tiers.local import LocalBackend, open_file
-from pmstore.tiers.manifest import Manifest
 from pmstore.tiers.patience import STALL_SECONDS, Patience
-from pmstore.tiers.places import open_places
-from pmstore.tiers.reading import BrokenEpochError, EpochBytes, EpochInfo
 
 REMOTE_THREADS = 8
 MAP_MEMORY = True

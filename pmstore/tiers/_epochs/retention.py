@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from pmstore.errors import TierError
-from pmstore.tiers.backend import Backend, Lock
+from pmstore.tiers._epochs.kept import KeptEpochs
+from pmstore.tiers._epochs.leases import Leases
+from pmstore.tiers._epochs.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
+from pmstore.tiers._places.place import Backend, Lock
+from pmstore.tiers._places.url import RANK, open_places
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.kept import KeptEpochs
-from pmstore.tiers.leases import Leases
-from pmstore.tiers.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
-from pmstore.tiers.places import RANK, open_places
 
 
 class Retention:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pmstore.objects.array import Array
-from pmstore.tiers.manifest import Shared
+from pmstore.tiers._epochs.manifest import Shared
 
 
 class Part(NamedTuple):
