@@ -37,7 +37,7 @@ from pmstore import tiers
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import PmstoreError
 from pmstore.formats import exchange, portable
-from pmstore.tiers.manifest import BadManifestError, Manifest, ManifestName
+from pmstore.tiers._epochs.manifest import BadManifestError, Manifest, ManifestName
 
 ALLOWED_MIB = 100
 """More than there was before the first case. Nothing that a case reads has a MiB."""

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 import pmstore
-from pmstore.tiers import restoring
-from pmstore.tiers.manifest import Manifest
+from pmstore.tiers._epochs.manifest import Manifest
+from pmstore.tiers._restore import restore as restoring
 
 LENGTH = 6000
 CHUNK = 16384

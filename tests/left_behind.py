@@ -196,7 +196,7 @@ def _take_back_what_is_for_good(before: dict[str, Any]) -> None:
     """A process has a handler of SIGTERM from its first tier on, and torch's hook from its first
     process group on. The next test's process has neither yet."""
     handler = signal.getsignal(signal.SIGTERM)
-    if getattr(handler, "__module__", "") == "pmstore.tiers.manager":
+    if getattr(handler, "__module__", "") == "pmstore.tiers.tiers":
         signal.signal(signal.SIGTERM, before["signal handlers"][signal.SIGTERM])
     sys.excepthook = before["hooks"][0]  # torch and typer put in their own
 

@@ -68,7 +68,7 @@ class Decision(IntEnum):
 
 class Tier(IntEnum):
     """Columns of `tiers`, whose rows are in the order of their names in `words`; see
-    `pmstore.tiers.handle.TierState`."""
+    `pmstore.tiers._flush.flush.TierState`."""
 
     EPOCH = 0
     SECONDS = 1

@@ -35,7 +35,7 @@ from pmstore.scheduler._models.losses import DeviceLoss
 if TYPE_CHECKING:
     from pmstore import Store
     from pmstore.scheduler import Decision as Decided
-    from pmstore.tiers.handle import TierState
+    from pmstore.tiers._flush.flush import TierState
 
 BATCH = 256
 """Steps between two writes into the store at most, and seconds:"""

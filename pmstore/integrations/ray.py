@@ -16,7 +16,7 @@ from typing import Any
 from pmstore.extras import optional
 from pmstore.integrations.versions import tested
 from pmstore.tiers import restore as restore_epoch
-from pmstore.tiers.restoring import RestoreReport
+from pmstore.tiers._restore.restore import RestoreReport
 from pmstore.torch import Run
 
 with optional:

@@ -13,7 +13,7 @@ from pmstore.objects.job_record import stored_runs
 
 if TYPE_CHECKING:
     from pmstore.store import Store
-    from pmstore.tiers.reading import EpochInfo
+    from pmstore.tiers._epochs.listing import EpochInfo
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,14 @@
     store.flush("disk")  # returns at once; the last commit is written in the background
     pmstore.restore("run.pm", "/mnt/checkpoints/run")
 
+config.py   how a tier is to be used
+tiers.py    the tiers of an open store
+trust.py    which of the tiers that a store remembers are its own
+_places/    what tiers lie in
+_epochs/    the files of a tier, and which of them stay
+_flush/     from a store to a tier
+_restore/   from a tier to a store
+
 Source: DeepFreeze (CCGrid 2020). docs/TIERS.md tells how, and what it costs.
 """
 
@@ -12,23 +20,22 @@ from typing import TYPE_CHECKING
 from pmstore.base.doors import door
 
 if TYPE_CHECKING:
-    from pmstore.tiers.choosing import epochs
+    from pmstore.tiers._epochs.listing import EpochInfo, epochs
+    from pmstore.tiers._flush.flush import Flush, FlushStats
+    from pmstore.tiers._places.place import Place
+    from pmstore.tiers._restore.restore import RestoreReport, restore
     from pmstore.tiers.config import TierConfig
-    from pmstore.tiers.exporting import export_safetensors
-    from pmstore.tiers.handle import Flush, FlushStats
-    from pmstore.tiers.manager import drain_all
-    from pmstore.tiers.reading import EpochInfo
-    from pmstore.tiers.restoring import RestoreReport, restore
+    from pmstore.tiers.tiers import drain_all
 
 __all__ = [
     "EpochInfo",
     "Flush",
     "FlushStats",
+    "Place",
     "RestoreReport",
     "TierConfig",
     "drain_all",
     "epochs",
-    "export_safetensors",
     "restore",
 ]
 
@@ -36,12 +43,11 @@ if not TYPE_CHECKING:  # which would take every name for one of ours
     __getattr__ = door(
         "pmstore.tiers",
         {
-            "pmstore.tiers.choosing": ("epochs",),
             "pmstore.tiers.config": ("TierConfig",),
-            "pmstore.tiers.exporting": ("export_safetensors",),
-            "pmstore.tiers.handle": ("Flush", "FlushStats"),
-            "pmstore.tiers.manager": ("drain_all",),
-            "pmstore.tiers.reading": ("EpochInfo",),
-            "pmstore.tiers.restoring": ("RestoreReport", "restore"),
+            "pmstore.tiers._flush.flush": ("Flush", "FlushStats"),
+            "pmstore.tiers.tiers": ("drain_all",),
+            "pmstore.tiers._epochs.listing": ("EpochInfo", "epochs"),
+            "pmstore.tiers._places.place": ("Place",),
+            "pmstore.tiers._restore.restore": ("RestoreReport", "restore"),
         },
     )

@@ -11,7 +11,7 @@ import numpy as np
 from pmstore import Store
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitScheduler
-from pmstore.tiers.handle import Flush
+from pmstore.tiers._flush.flush import Flush
 from pmstore.torch._data.source import Source
 from pmstore.torch._step.by_hand import NextStep
 from pmstore.torch._step.log import LogFunction, ScalarWriter, number

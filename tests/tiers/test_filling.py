@@ -16,7 +16,7 @@ import pytest
 
 import pmstore
 from pmstore.engine import snapshot
-from pmstore.tiers import restoring
+from pmstore.tiers._restore import restore as restoring
 
 KIB, MIB = 1 << 10, 1 << 20
 

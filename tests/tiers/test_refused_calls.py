@@ -22,7 +22,7 @@ import ctypes, errno, os, struct, sys
 import numpy as np
 import pmstore
 from pmstore.engine import snapshot
-from pmstore.tiers import restoring
+from pmstore.tiers._restore import restore as restoring
 
 def writes():
     return next(int(line.split()[1]) for line in open("/proc/self/io") if line.startswith("syscw"))

@@ -22,7 +22,7 @@ from tier_helpers import CHUNK, restored
 import pmstore
 from pmstore.engine.snapshot import Snapshot
 from pmstore.errors import ClosedStoreError, ForkedStoreError, ReadOnlyStoreError, StoreFullError
-from pmstore.tiers.manager import Tiers
+from pmstore.tiers.tiers import Tiers
 
 STEP = int(os.environ.get("PMSTORE_TEST_INTERRUPT_STEP", "25"))
 """Of so many bytecodes one is tried."""
@@ -209,8 +209,8 @@ def test_a_tier_that_cannot_be_removed_stays(filled: pmstore.Store, path: Path) 
 @pytest.fixture
 def program(shm: Path) -> Iterator[subprocess.Popen[str]]:
     text = """
-import sys, threading, time, pmstore, pmstore.tiers.manager
-pmstore.tiers.manager.SIGTERM_SECONDS = 0.5
+import sys, threading, time, pmstore, pmstore.tiers.tiers
+pmstore.tiers.tiers.SIGTERM_SECONDS = 0.5
 store = pmstore.open(sys.argv[1])
 store.add_tier("t", pmstore.TierConfig(sys.argv[2], chunk_bytes=16384, max_rate="400KB"))
 store["a"] = bytes(300_000)

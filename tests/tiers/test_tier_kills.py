@@ -13,7 +13,7 @@ import tier_workload
 import pmstore
 from pmstore.errors import TierError
 from pmstore.testing import ForkServer
-from pmstore.tiers.manifest import Manifest
+from pmstore.tiers._epochs.manifest import Manifest
 
 SEED = 20261121
 MORE = int(os.environ.get("PMSTORE_TIER_KILLS", "1"))

@@ -23,7 +23,7 @@ from pmstore.commands.program import app
 from pmstore.formats import described, portable
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers import trust
-from pmstore.tiers.manager import GROUP
+from pmstore.tiers.tiers import GROUP
 
 STRANGE = "did not have it added here"
 

@@ -15,7 +15,7 @@ import pytest
 
 import pmstore
 from pmstore.errors import TierError
-from pmstore.tiers.flusher import Flusher
+from pmstore.tiers._flush.flusher import Flusher
 
 CHUNK = 16384
 

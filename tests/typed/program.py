@@ -149,7 +149,6 @@ def data(store: Store) -> None:
     flush: pmstore.tiers.Flush = store.flush("disk")
     print(report, flush, pmstore.tiers.FlushStats, pmstore.tiers.TierConfig, pmstore.tiers.epochs)
     pmstore.tiers.drain_all()
-    pmstore.tiers.export_safetensors("tier", "model.safetensors")
     pmstore.exchange.export_safetensors(store, "model.safetensors")
     pmstore.exchange.import_safetensors(store, "model.safetensors")
     pmstore.exchange.import_npz(store, "arrays.npz")

@@ -22,8 +22,8 @@ from pmstore.dcp._read.ranks import Paths, find
 from pmstore.dcp._read.runs import open_run
 from pmstore.dcp._read.source import Source
 from pmstore.errors import PmstoreError
-from pmstore.tiers.choosing import Wanted
-from pmstore.tiers.patience import STALL_SECONDS
+from pmstore.tiers._places.url import STALL_SECONDS
+from pmstore.tiers._restore.choose import Wanted
 
 _INSTEAD = "StoreReader.of_epoch(url) reads a tier"
 
