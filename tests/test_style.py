@@ -259,15 +259,20 @@ def test_no_imports_go_in_circles() -> None:
     assert not graph, f"in circles, or between two: {sorted(graph)}"
 
 
-ROOMS = {"tiers": ("trust", "_places", "_epochs", "config", "_flush", "_restore", "tiers", "")}
+ROOMS = {
+    folder: _law(f"pmstore/{folder}")
+    for folder in re.findall(r"^pmstore/(\w+):", (ROOT / "LAYERS").read_text(), re.MULTILINE)
+}
 """By folder of pmstore/: its rooms, and the files beside them, each of which imports from those
-before it alone. "" is the face, `__init__`."""
+before it alone."""
 
 
 @pytest.mark.parametrize("folder", ROOMS)
 def test_rooms_of_a_folder_have_an_order(folder: str) -> None:
     def room(module: str) -> int:
-        return ROOMS[folder].index(module.removeprefix(inside).strip(".").split(".")[0])
+        return ROOMS[folder].index(
+            module.removeprefix(inside).strip(".").split(".")[0] or "__init__"
+        )
 
     inside = f"pmstore.{folder}"
     upward = [

@@ -13,7 +13,6 @@ from pmstore.scheduler._models.cost import CostModel
 from pmstore.scheduler._models.hazard import HazardModel
 from pmstore.scheduler._models.termination import TerminationModel
 from pmstore.scheduler._models.timer import IterationTimer
-from pmstore.scheduler._models.uptime import Uptime
 from pmstore.scheduler._models.worth import Worth
 from pmstore.scheduler._notices.guard import PreemptionGuard
 from pmstore.scheduler._rules.auto import AUTO, Auto
@@ -33,6 +32,7 @@ from pmstore.scheduler.target import (
     error_of,
     is_done,
 )
+from pmstore.scheduler.uptime import Uptime
 from pmstore.scheduler.warning import OnceWarner
 
 if TYPE_CHECKING:

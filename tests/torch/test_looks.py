@@ -24,8 +24,8 @@ from pmstore.objects import values
 from pmstore.objects.structure import split
 from pmstore.torch import attach
 from pmstore.torch._state.replaced import OTHERS, SAME, VALUES
-from pmstore.torch._state.structure import Structure
 from pmstore.torch.run import Run
+from pmstore.torch.structure import Structure
 
 
 @pytest.fixture(autouse=True, scope="module")

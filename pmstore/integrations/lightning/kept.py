@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from torchmetrics import Metric
 
-from pmstore.torch._migrate.settings import plain, same
 from pmstore.torch.errors import ChangedError
+from pmstore.torch.settings import plain, same
 
 _SETTINGS = (
     "max_epochs",

@@ -12,7 +12,7 @@ from pmstore import Store
 from pmstore.integrations.transformers.state import StoredState
 from pmstore.torch._random.search import raise_python
 from pmstore.torch._read.stored import StoredRun, StoreHolding
-from pmstore.torch._state.structure import Structure
+from pmstore.torch.structure import Structure
 
 
 def export(store: Store, trainer: Trainer, folder: Path) -> None:

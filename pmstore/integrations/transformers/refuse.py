@@ -8,8 +8,8 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from pmstore.integrations.transformers.data import TrainerData
-from pmstore.torch._migrate.settings import plain, same
 from pmstore.torch.errors import AttachError, ChangedError
+from pmstore.torch.settings import plain, same
 
 _SETTINGS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "world_size"),

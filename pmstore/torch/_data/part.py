@@ -10,8 +10,8 @@ from pmstore.torch._data.samples import cut_source, read_cut
 from pmstore.torch._data.source import Source
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import Found
-from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import MismatchError
+from pmstore.torch.structure import Structure
 
 _VERSION = 2
 _OF_ITSELF = ("generator", "sampler", "batch_sampler")

@@ -11,8 +11,8 @@ from pmstore import Store
 from pmstore.torch._data.attributes import has_state
 from pmstore.torch._data.position import Position
 from pmstore.torch._data.source import Source
-from pmstore.torch._migrate.settings import Settings
 from pmstore.torch.errors import AttachError
+from pmstore.torch.settings import Settings
 
 Cut = tuple[int, int, int]
 """Of which data epoch, of which batch in it, how many samples at its begin were trained before."""

@@ -15,7 +15,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgpack
 import numpy as np
@@ -45,12 +45,19 @@ from pmstore.objects.generations import (
     without_job,
 )
 from pmstore.objects.job_record import members as stored_members
-from pmstore.torch._job.settings import check_ranks
-from pmstore.torch._migrate.settings import fingerprint
-from pmstore.torch._step.steps import Steps
+from pmstore.torch._job.job import check_ranks
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.program import Program
+from pmstore.torch.settings import fingerprint
 
+
+class Detachable(Protocol):
+    """What a rank makes of its run, and takes back if another rank cannot."""
+
+    def detach(self) -> None: ...
+
+
+_Made = TypeVar("_Made", bound=Detachable)
 _TOLD_CHARACTERS = 2000  # of an error
 _MOST_COMMITS = 1000  # by which stores of ranks are made alike
 
@@ -222,7 +229,7 @@ class Joining:
 
     # ---- go back and begin
 
-    def begin(self, make: Callable[[Callable[[], None]], Steps]) -> tuple[Steps, bool]:
+    def begin(self, make: Callable[[Callable[[], None]], _Made]) -> tuple[_Made, bool]:
         """Goes back if this rank is ahead; makes or resumes the run; returns when all ranks have,
         and whether it was resumed.
 
@@ -232,7 +239,7 @@ class Joining:
         Raises: what make raises; AttachError: another rank's did; PeerLostError.
         """
         store, pool = self._store, self._store._core.pool
-        steps: Steps | None = None
+        made: _Made | None = None
         mine: BaseException | None = None
         try:
             if store._core.job is not None:  # of a run that was detached
@@ -249,17 +256,17 @@ class Joining:
         epochs = self._meet({"epoch": store.epoch}, mine)
         try:
             self._come_to(max(one["epoch"] for one in epochs))
-            steps = make(self._write)
+            made = make(self._write)
         except Exception as error:
             mine = error
         try:
             self._meet({}, mine)
         except BaseException:
-            if steps is not None:
-                steps.detach()
+            if made is not None:
+                made.detach()
             raise
-        assert steps is not None
-        return steps, self._from != NO_RUN
+        assert made is not None
+        return made, self._from != NO_RUN
 
     def _meet(self, told: dict[str, Any], mine: BaseException | None) -> list[Any]:
         """All ranks have got here. Raises: mine; AttachError: another rank's; PeerLostError."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pmstore.torch._migrate.settings import Settings, same
 from pmstore.torch.keys import called
 from pmstore.torch.resume import Resume
+from pmstore.torch.settings import Settings, same
 
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 """Hyperparameters that a scheduler writes when it is made."""

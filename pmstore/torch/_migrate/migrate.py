@@ -16,25 +16,25 @@ from pmstore import Store
 from pmstore.base.words import encode_name
 from pmstore.torch._data.position import Place, Position
 from pmstore.torch._data.samples import keep_samples
-from pmstore.torch._migrate.common import copy_common
 from pmstore.torch._migrate.differences import Choices, compare, has_more
 from pmstore.torch._migrate.optimizer import HeldOptimizer, names_of, stand_in
 from pmstore.torch._migrate.schedule import Rates
-from pmstore.torch._migrate.settings import Settings, fingerprint, plain
 from pmstore.torch._state.attributes import conflicts, describe, take_given
+from pmstore.torch._state.common import copy_common
 from pmstore.torch._state.mirror import packed_whole
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import read_layout
 from pmstore.torch._state.requires_grad import read_trainable
 from pmstore.torch._state.sharded import HOW_TO_RESHARD
 from pmstore.torch._state.stateful import StatefulPart
-from pmstore.torch._state.structure import Structure
 from pmstore.torch._step.progress import Progress
 from pmstore.torch.errors import AttachError, ChangedError, MismatchError
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.parts import Pieces
 from pmstore.torch.program import Program
 from pmstore.torch.resume import Resume
+from pmstore.torch.settings import Settings, fingerprint, plain
+from pmstore.torch.structure import Structure
 
 
 def _has_tensors(piece: str) -> bool:

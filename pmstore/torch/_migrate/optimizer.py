@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from pmstore.torch._migrate.common import copy_common, fits
+from pmstore.torch._state.common import copy_common, fits
 
 _ZEROS_AT_FIRST = frozenset(
     ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta")

@@ -13,8 +13,8 @@ from torch.optim import lr_scheduler as torch_schedulers
 from pmstore import Store
 from pmstore.torch._migrate.differences import SCHEDULED, Choices
 from pmstore.torch._migrate.optimizer import HeldOptimizer
-from pmstore.torch._state.structure import Structure
 from pmstore.torch.program import Program
+from pmstore.torch.structure import Structure
 
 # ---- a stored scheduler's place under other settings, and the rates that follow from both
 

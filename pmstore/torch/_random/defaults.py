@@ -18,7 +18,7 @@ from pmstore.engine._binding import same_bytes
 from pmstore.objects.structure import encode
 from pmstore.objects.tensor import introduce
 from pmstore.torch._random.search import Found, lower_python, raise_python
-from pmstore.torch._state.structure import Structure, raw_bytes
+from pmstore.torch.structure import Structure, raw_bytes
 
 # ---- where the states of the default generators lie, for comparing
 #

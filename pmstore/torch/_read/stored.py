@@ -23,9 +23,9 @@ from pmstore.torch._state.mirror import packed
 from pmstore.torch._state.optimizer_state import read_layout, state_block
 from pmstore.torch._state.sharded import ShardRecord
 from pmstore.torch._state.slots import Kept, SlotViews, described_kept, make_views
-from pmstore.torch._state.structure import read_structure
 from pmstore.torch.errors import AttachError
 from pmstore.torch.program import check_format
+from pmstore.torch.structure import read_structure
 
 
 class Holding(Held, Protocol):

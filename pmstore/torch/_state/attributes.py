@@ -20,9 +20,9 @@ from pmstore.torch._random.search import OF_MODULES, Found, as_generator, find_i
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
 from pmstore.torch._state.replaced import OTHERS, SAME, VALUES
-from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import full_name
+from pmstore.torch.structure import Structure
 
 _FRAMEWORKS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
 _COLLECTIONS = (list, dict, tuple, set, frozenset, deque, OrderedDict, Counter, defaultdict)

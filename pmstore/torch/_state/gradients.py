@@ -32,8 +32,8 @@ from pmstore.torch._state.sharded import (
     record_of,
     version,
 )
-from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import AttachError
+from pmstore.torch.structure import Structure
 
 _LARGE_BYTES = 1 << 20
 _ALIGNMENT = 64  # of torch's own memory

@@ -11,8 +11,8 @@ from torch import nn
 from pmstore import Store
 from pmstore.base.words import encode_name
 from pmstore.engine._binding import Watch
-from pmstore.torch._migrate.common import check_fit, copy_common, of_wrapper
 from pmstore.torch._state import fsdp
+from pmstore.torch._state.common import check_fit, copy_common, of_wrapper
 from pmstore.torch._state.heap import (
     UNFIT,
     Memory,

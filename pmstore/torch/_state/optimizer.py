@@ -38,9 +38,9 @@ from pmstore.torch._state.sharded import (
     local,
     record_of,
 )
-from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.keys import called, under
+from pmstore.torch.structure import Structure
 
 
 class OptimizerBinding:

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from pmstore import Store
 from pmstore.torch._random.search import Generator, as_generator
-from pmstore.torch._state.structure import Structure
 from pmstore.torch.errors import AttachError
+from pmstore.torch.structure import Structure
 
 
 class Stateful(Protocol):
