@@ -10,8 +10,9 @@ _PAUSE_SECONDS = 0.1
 
 
 class Following:
-    """What `Store.follow` gives: epochs, to a `for`, or to an `async for`, during which the event
-    loop goes on. It may be closed, as a generator may: by another thread too, which ends a wait."""
+    """What `Store.follow` returns: it yields epochs, to a `for`, or to an `async for`, during which
+    the event loop goes on. It may be closed as a generator may, and also by another thread, which
+    ends a wait."""
 
     def __init__(
         self, refresh: Callable[[], bool], epoch: Callable[[], int], timeout_seconds: float | None
@@ -22,18 +23,18 @@ class Following:
         self._closed = False
 
     def close(self) -> None:
-        """It yields nothing from now on. The store stays open."""
+        """Ends the following: it yields nothing from now on. The store stays open."""
         self._closed = True
 
     async def aclose(self) -> None:
-        """As `close`, for `contextlib.aclosing`."""
+        """Ends the following as `close` does, for `contextlib.aclosing`."""
         self.close()
 
     def _look(self) -> bool:
         return not self._closed and self._refresh()
 
     def _pauses(self) -> Iterator[float]:
-        """Seconds before each further look, until the time is over."""
+        """Yields the seconds to wait before each further look, until the time is over."""
         began, pause = time.monotonic(), _PAUSE_SECONDS / 16
         while not self._closed and (
             self._timeout is None or time.monotonic() - began < self._timeout

@@ -18,8 +18,8 @@ assert _RECORD.size <= HISTORY_BYTES
 
 
 class Announced(IntEnum):
-    """What will end the present run and is no failure that is yet to be counted: its work was
-    committed in time."""
+    """Says what will end the present run without being a failure that is yet to be counted: its
+    work was committed in time."""
 
     NOTHING = 0
     PREEMPTION = 1
@@ -31,7 +31,7 @@ class Announced(IntEnum):
 
 @dataclass(slots=True)
 class Past:
-    """What is counted over all runs."""
+    """The counts over all runs of a store."""
 
     exposure_seconds: float = 0.0
     """That runs had the store open."""
@@ -56,7 +56,7 @@ class Past:
 
 
 class History:
-    """Of one open store."""
+    """The record of one open store."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -66,8 +66,8 @@ class History:
         return bool(self._pool.info.read_only)
 
     def read(self, *, taken_back: bool = False) -> Past:
-        """What was recorded, with the end of the run before: one that is found without a clean-exit
-        mark failed, unless its end had been announced.
+        """Returns what was recorded, with the end of the run before. A run that left no clean-exit
+        mark has failed, unless its end had been announced.
 
         taken_back: its last commit was, so that it lost work however it ended."""
         info = self._pool.info
@@ -96,7 +96,7 @@ class History:
         return past
 
     def write(self, past: Past) -> None:
-        """Survives as a commit does. Raises: OSError."""
+        """Replaces the record. It survives as a commit does. Raises: OSError."""
         info = self._pool.info
         costs = [*past.costs.items()][:LEVELS_MAX]
         costs += [(0, 0.0)] * (LEVELS_MAX - len(costs))
@@ -116,13 +116,13 @@ class History:
         self._pool.write_history(record)
 
     def took_back(self) -> None:
-        """The last commit of the run before was taken back."""
+        """Notes that the last commit of the run before was taken back: that run lost work."""
         past = self.read(taken_back=True)
         if past.found:
             self.write(past)
 
     def hand_over(self, heir: History) -> None:
-        """To the store that takes this one's place, if there is a record."""
+        """Gives the record to the store that takes this one's place, if there is a record."""
         if self._pool.read_history().startswith(_MAGIC):
             past = self.read()
             self.write(past)

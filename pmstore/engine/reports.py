@@ -23,7 +23,8 @@ SURVIVES = {
 
 
 def _counts(title: str, report: Any, picture: notebook.Drawn | None = None) -> str:
-    """A report in a notebook: what is not nothing of it."""
+    """Returns the HTML of a report in a notebook: its fields, without those that are zero or
+    empty."""
     told = [(field.name.replace("_", " "), getattr(report, field.name)) for field in fields(report)]
     rows = [(name, f"{value:,}" if type(value) is int else value) for name, value in told if value]
     return notebook.facts(title, rows, picture)
@@ -90,7 +91,7 @@ class Recovery:
 
 
 def recovery_of(info: PoolInfo) -> Recovery:
-    """Of a store, from its open on."""
+    """Returns the report of the recovery that the store's open did."""
     kept = {field.name for field in fields(Recovery)} & set(info._fields)
     return Recovery(**{name: getattr(info, name) for name in kept}, live=info.beside == _SHOWN)
 
@@ -206,7 +207,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class Info:
-    """A store in a few lines: `print(store.info())`."""
+    """A summary of a store in a few lines: `print(store.info())`."""
 
     path: str
     domain: str
@@ -270,8 +271,8 @@ class Info:
 
 @dataclass(frozen=True)
 class SegmentUsage:
-    """Where the bytes of one segment of the file are (the store begins with one, and each growth
-    adds one).
+    """Says where the bytes of one segment of the file are. The store begins with one segment, and
+    each growth adds one.
 
     Attributes:
         table_off: where the segment begins in the file: with its page table, then come its log and

@@ -28,8 +28,8 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, 
 def order_of(
     shape: Sequence[int], strides: Sequence[int]
 ) -> tuple[int, ...] | Literal[False] | None:
-    """The order of the axes if the elements are dense; None for C order; False if they are not
-    dense."""
+    """Returns the order of the axes if the elements are dense: None for C order, False if they are
+    not dense."""
     if 0 in shape or tuple(strides) == strides_of(shape, None):
         return None
     # The stride of an axis of length 1 moves nothing. But torch tells channels_last by it, and then
@@ -50,7 +50,7 @@ def order_of(
 
 
 def decode_order(order: Any, axes: int) -> tuple[int, ...] | None:
-    """An order from a store, checked."""
+    """Checks an order of axes that was read from a store, and returns it."""
     if order is None:
         return None
     if (

@@ -62,7 +62,8 @@ def install(is_captured: Callable[[int], bool]) -> None:
 
 
 def _layer(is_captured: Callable[[int], bool]) -> Any:
-    """The library that holds the kernels; None if another one has some. Without it they are gone.
+    """Returns the library that holds the kernels, which are gone when nothing keeps it. Returns
+    None if another library has registered some.
 
     Raises: what torch does.
     """

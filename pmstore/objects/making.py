@@ -16,8 +16,8 @@ from pmstore.objects.names import in_the_way
 
 
 class NewArray(NamedTuple):
-    """What is to be made. fill: what its bytes are, one of `FILL_...`; pattern: the element that
-    `FILL_PATTERN` repeats."""
+    """Describes an array or tensor that is to be made. fill: what its bytes are, one of `FILL_...`;
+    pattern: the element that `FILL_PATTERN` repeats."""
 
     descriptor: Descriptor
     itemsize: int

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Root(Group):
-    """All that an open store holds. `pmstore.Store` adds to it what happens: transactions, mirrors,
-    tiers, the end."""
+    """The outermost group of a store, which holds all else. `pmstore.Store` adds what happens to
+    it: transactions, mirrors, tiers, the end."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ class Root(Group):
 
     @property
     def path(self) -> str:
-        """The file, as it was given to `open`."""
+        """The path of the file, as it was given to `open`."""
         return self._core.path
 
     @property
@@ -44,7 +44,7 @@ class Root(Group):
 
     @property
     def mode(self) -> Literal["r", "r+"]:
-        """Whether it can be written."""
+        """The mode in which the store is open: "r" to read it, "r+" to write it too."""
         return "r" if self._core.pool.info.read_only else "r+"
 
     @property
@@ -57,7 +57,7 @@ class Root(Group):
 
     @property
     def recovery(self) -> Recovery:
-        """What the open had to undo or replay."""
+        """A report of what the open had to undo or replay."""
         from pmstore.engine.reports import recovery_of
 
         return recovery_of(self._core.pool.info)
@@ -75,13 +75,13 @@ class Root(Group):
         return bool(self._core.pool.holds())
 
     def stats(self) -> Stats:
-        """Sizes and counts, now."""
+        """Returns sizes and counts as they are now."""
         from pmstore.engine import inspection
 
         return inspection.stats(self._core.pool)
 
     def info(self) -> Info:
-        """What a person asks first."""
+        """Returns a summary of the store: what a person asks first."""
         from pmstore.engine.reports import SURVIVES, Info
         from pmstore.objects.job_record import jobs
 
@@ -107,8 +107,8 @@ class Root(Group):
         )
 
     def usage(self) -> tuple[SegmentUsage, ...]:
-        """What is in use of the file's segments, and where: a map of the heap. Reads the page
-        tables, not the data."""
+        """Returns what is in use of each segment of the file, and where: a map of the heap. Reads
+        the page tables, not the data."""
         from pmstore.engine import inspection
 
         return inspection.usage(self._core.pool)

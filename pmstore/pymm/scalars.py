@@ -92,11 +92,11 @@ class shelved_value(ShelvedCommon):
         return core.member(self.name)  # `i /= 2`: an int became a float
 
     def persist(self) -> None:
-        """For PyMM: a value is committed when it is assigned."""
+        """Does nothing: a value is committed when it is assigned. PyMM's programs call it."""
 
     @property
     def encoding(self) -> str:
-        """Of a string, as it lies in the store."""
+        """The encoding of a string, as it lies in the store."""
         return "utf-8"
 
     def __getattr__(self, name: str) -> Any:
@@ -133,7 +133,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The value of a shelved one; anything else as it is."""
+    """Returns the value of a shelved one; anything else is returned as it is."""
     return value._value if isinstance(value, shelved_value) else value
 
 
@@ -208,7 +208,8 @@ _TYPES: dict[type, type[shelved_value]] = {
 
 
 def member_type(value: Any) -> type[shelved_value] | None:
-    """Of the member for a stored value; None where PyMM has no type for it (bool, lists, ...)."""
+    """Returns the type of the member for a stored value; None where PyMM has no type for it (bool,
+    lists, ...)."""
     return _TYPES.get(type(value))
 
 

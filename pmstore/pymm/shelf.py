@@ -194,7 +194,7 @@ class shelf:
 
     @property
     def items(self) -> list[str]:
-        """The names of all variables."""
+        """The names of all variables, in order of insertion."""
         return self.get_item_names()
 
     @property
@@ -208,17 +208,18 @@ class shelf:
         return MemoryResource(self._core, self.__dict__["_room_bytes"])
 
     def get_item_names(self, all: bool = False) -> list[str]:
-        """The names of all variables, in order of insertion. all: what the shelf keeps for itself
-        too."""
+        """Returns the names of all variables, in order of insertion. all: also those that the shelf
+        keeps for itself."""
         return list(self._core.store) if all else self.mr.list_items()
 
     def get_percent_used(self) -> float:
-        """Room that is taken, in per cent of size_mb, or of what the file has grown to if that is
-        more."""
+        """Returns how much of the room is taken, in per cent of size_mb, or of what the file has
+        grown to if that is more."""
         return self.mr.get_percent_used()
 
     def supported_types(self) -> list[str]:
-        """What can be assigned, beside the plain types that these are of."""
+        """Returns the names of the types that can be assigned, beside the plain types that they
+        stand for."""
         kinds = (
             *("ndarray", "torch_tensor", "string", "float_number", "integer_number"),
             *("bytes", "linked_list"),
@@ -243,8 +244,8 @@ class shelf:
         core.current().pop(known, None)
 
     def persist(self) -> None:
-        """Commits what was written past the members. Between tx_begin and tx_end: nothing, the end
-        commits."""
+        """Commits what was written past the members. Between tx_begin and tx_end it does nothing:
+        the end commits."""
         with self._core.writing():
             pass
 
@@ -304,7 +305,7 @@ class shelf:
         return self.items if variables is None else names
 
     def tx_begin_all(self) -> list[str]:
-        """As `tx_begin` without a list."""
+        """Begins a transaction, as `tx_begin` does without a list."""
         return self.tx_begin()
 
     def tx_end(self) -> None:
@@ -335,8 +336,8 @@ class shelf:
         checkpoint.save(self._core, data, shelf_var_name, is_inplace)
 
     def load(self, shelf_var_name: str, target: Any = None) -> Any:
-        """What `save` stored under the name: the same structure, with copies of arrays and tensors.
-        The variables themselves are attributes, without a copy.
+        """Returns what `save` stored under the name: the same structure, with copies of arrays and
+        tensors. The variables themselves are attributes, without a copy.
 
         target: a torch module or optimizer to be loaded with it; it is returned.
         Raises: KeyError.
@@ -350,7 +351,8 @@ def _name_of(member: Any) -> Any:
 
 
 def _has_graph(value: Any) -> bool:
-    """Whether autograd knows how it was computed: a leaf becomes a leaf of the shelf."""
+    """Returns whether autograd knows how the value was computed. A value without a graph, a leaf,
+    becomes a leaf of the shelf."""
     return is_tensor(value) and value.grad_fn is not None
 
 
@@ -359,7 +361,7 @@ def _plain_tensor(value: Any) -> Any:
 
 
 def _bind(core: Core, name: str, value: Any) -> Any:
-    """The member for what the store holds."""
+    """Returns the member for what the store holds."""
     if type(value) is np.ndarray:
         return shelved_ndarray(core, name, value)
     if is_tensor(value):

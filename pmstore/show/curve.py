@@ -14,7 +14,8 @@ _BRAILLE = 0x2800
 
 
 def thinned(values: Any, most: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """At most so many: means of the neighbours that are finite; nan where none is."""
+    """Returns the values as at most `most` numbers, float64: each is the mean of its neighbours
+    that are finite, or nan where none is."""
     numbers = np.asarray(values, np.float64)
     finite = np.isfinite(numbers)
     if len(numbers) <= most:
@@ -28,9 +29,9 @@ def thinned(values: Any, most: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def curve(values: Sequence[float] | Any, width: int, height: int, blocks: bool = True) -> list[str]:
-    """Lines of a drawing of the values over their places, left to right, the greatest at the top,
-    with the scale at the left. Values beside each other are joined; none is drawn where no value is
-    finite.
+    """Returns the lines of a drawing of the values over their places, from left to right, the
+    greatest at the top, with the scale at the left. Values beside each other are joined; where no
+    value is finite, none is drawn.
 
     width: columns in all; fewer, where there are fewer values. blocks: False draws with ASCII.
 

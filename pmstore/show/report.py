@@ -41,7 +41,7 @@ class _Panel:
 
 
 def report(stores: Sequence[Reported], now: float | None = None) -> str:
-    """The HTML file, at most 2 MB. now: when it is made; default: now.
+    """Returns the HTML file, at most 2 MB, as text. now: when it is made; default: now.
 
     Raises: ValueError: too many stores for so much.
     """
@@ -100,8 +100,8 @@ def _panels(stores: Sequence[Reported], points: int) -> Iterable[_Panel]:
 
 
 def _called(stores: Sequence[Reported], one: Reported) -> str:
-    """A store: its rank, if it has one, and its file's name; or its path, where that is not
-    enough."""
+    """Returns what a store is called: its rank, if it has one, and its file's name. Where other
+    stores have the same file name, it is called by its path."""
     path = one.store.info.path
     short = path.rsplit("/", 1)[-1]
     if sum(other.store.info.path.rsplit("/", 1)[-1] == short for other in stores) > 1:
@@ -111,7 +111,7 @@ def _called(stores: Sequence[Reported], one: Reported) -> str:
 
 
 def _numbers(one: Reported) -> dict[str, Any]:
-    """What the overview shows, for programs."""
+    """Returns the numbers that the overview shows, for programs to read."""
     info = one.store.info
     return {
         "path": info.path,
@@ -177,7 +177,9 @@ def _overview(stores: Sequence[Reported]) -> str:
 
 
 def _lately(run: RunState | None) -> tuple[str, ...]:
-    """Loss, speed, cost of a commit, of all commits, and the most that was at risk."""
+    """Returns five cells about a run: its last loss, its steps a second, what its last commit took,
+    the share of the time that all commits took, and the most work that was at risk. "-" stands for
+    what is not known."""
     course = run.course if run else None
     if course is None:
         return ("-",) * 5
@@ -252,7 +254,7 @@ def _heaps(stores: Sequence[Reported]) -> str:
 
 
 def _segment(place: int, segment: SegmentUsage) -> str:
-    """A line of cells, darker the more of each is in use."""
+    """Draws a segment as a line of cells: the more of a cell is in use, the darker it is."""
     room = segment.data_bytes / max(len(segment.cells), 1)
     width = 640 / max(len(segment.cells), 1)
     cells = "".join(
