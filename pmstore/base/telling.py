@@ -1,4 +1,4 @@
-"""Saying how far long work is, while it goes on."""
+"""Says how far long work is, while it goes on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _EVERY_SECONDS = 0.2
 def telling(
     how_far: Callable[[], tuple[int, int]], progress: Callable[[int, int], object] | None
 ) -> Iterator[None]:
-    """Around the work: calls progress on a thread with what how_far answers there, now and then,
-    and with the last answer before it is left. What progress raises goes to
-    `threading.excepthook`, and ends the calls. None: does nothing."""
+    """Wraps long work. Meanwhile a thread calls progress with what how_far returns, again and
+    again, and a last time before the block is left. What progress raises goes to
+    `threading.excepthook`, and ends the calls. If progress is None, nothing is done."""
     if progress is None:
         yield
         return

@@ -1,3 +1,3 @@
-"""Of the library."""
+"""The version of the library."""
 
 VERSION = "0.2.0"

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.05
 
 
 class _Life:
-    """Of one thread, which alone refers to it."""
+    """Lives as long as one thread, which alone refers to it."""
 
     __slots__ = ("__weakref__", "ident")
 
@@ -32,7 +32,7 @@ class _Life:
 
 
 class Worker:
-    """A daemon thread that calls target(*arguments) once. What that raises goes to
+    """Runs target(*arguments) once, in a daemon thread. What that raises goes to
     `threading.excepthook`."""
 
     def __init__(self, name: str, target: Callable[..., object], *arguments: object) -> None:
@@ -43,7 +43,8 @@ class Worker:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Once. An interrupt in it leaves a worker that is alive or not, and says which.
+        """Starts the thread; it is called once. An interrupt in it leaves a worker that is alive or
+        not, and says which.
 
         Raises: RuntimeError: the system refuses one more thread.
         """
@@ -65,7 +66,8 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Started, and not ended. In a fork child no thread of the parent's is."""
+        """Whether the thread has been started and has not ended. In a fork child no thread of the
+        parent's is alive."""
         return self._life is not None and self._life() is not None and self._process == os.getpid()
 
     @property
@@ -75,7 +77,7 @@ class Worker:
         return life is not None and life.ident == _thread.get_ident()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until it has ended; False: it has not yet."""
+        """Waits until the thread has ended. Returns False if it has not ended in that time."""
         try:
             return wait_for(self._ended, self, timeout)
         except RuntimeError:
@@ -103,7 +105,7 @@ def _run(
 
 
 def wait_for(event: threading.Event, worker: Worker, timeout: float | None) -> bool:
-    """Waits for an event that a worker sets. False: it has not been yet.
+    """Waits for an event that a worker sets. Returns False if it has not been set in that time.
 
     Raises: RuntimeError: it never will be: the worker was not started, or has ended.
     """

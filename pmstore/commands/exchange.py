@@ -49,7 +49,7 @@ def export_(
     mode: Mode = PRIVATE,
 ) -> None:
     """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as
-    metadata. Of a tier: export-tier.
+    metadata. An epoch of a tier is written by export-tier.
 
     Example: pmstore export run.pm model.safetensors --group model
 
@@ -112,8 +112,8 @@ def import_(
         ),
     ] = None,
 ) -> None:
-    """Copies arrays of a safetensors or npz file into a store. One commit; the store is made if
-    there is none.
+    """Copies arrays of a safetensors or npz file into a store. It is one commit. The store is made
+    if there is none.
 
     Example: pmstore import model.safetensors run.pm --group pretrained --tensors
 

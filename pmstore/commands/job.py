@@ -19,7 +19,7 @@ from pmstore.show.terminal import Column, Terminal, printable
 
 @dataclass(frozen=True)
 class _Job:
-    """One run, as all the stores have it."""
+    """One run, as all the stores of the ranks have it."""
 
     run: str
     members: list[Member]
@@ -61,7 +61,7 @@ def _told(key: Key) -> dict[str, Any]:
 
 
 def _gather(paths: list[Path]) -> list[_Job]:
-    """The runs of the stores; a store may lack one that another has."""
+    """Gathers the runs of the stores. A store may lack a run that another one has."""
     found, bare = {}, {}
     for path in paths:
         with closing(opened(path, "r")) as store:
@@ -126,7 +126,8 @@ def job(
 
 
 def _adopt(path: Path) -> None:
-    """Each of its steps may be done again."""
+    """Takes each run of the store out of its job: a new job may begin with it. Each step of this
+    may be done again after a crash."""
     with reading(path, lock=True) as store:
         held, domain, runs = store.holds, store.info().domain, members(store, str(path))
     adopted = {run: one for run, one in runs.items() if one.record is not None}

@@ -1,4 +1,5 @@
-"""The plain forms of what is asked most, without typer: to import it takes as long as the answer.
+"""Answers the plain forms of what is asked most, without typer: to import typer takes as long as
+the answer.
 
 Words that are not plain (an option that is not known here, a missing store, `--help`) are left to
 the application, which knows all of them.
@@ -25,7 +26,7 @@ _NEEDED = {"show": 2}
 
 
 def understood(words: Sequence[str]) -> Callable[[], None] | None:
-    """What answers the words; None: they are typer's."""
+    """Returns the function that answers the words; None if they are left to typer."""
     if not words or words[0] not in FORMS:
         return None
     name = words[0]

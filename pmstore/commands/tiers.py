@@ -67,7 +67,8 @@ Rank = Annotated[int, typer.Option("--rank", help="Whose store, where several ra
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """As `ending`; and what only tiers have: epochs that are damaged, places that want a key."""
+    """Ends the command at an error, as `ending` does. It adds what only tiers have: epochs that are
+    damaged, places that want a key."""
     with ending():
         try:
             yield
@@ -84,7 +85,7 @@ def _told() -> Iterator[None]:
 
 
 def _there(url: str) -> None:
-    """Ends the command where a directory is named that there is not."""
+    """Ends the command if the URL names a directory that is not there, or a file."""
     path = Path(url.removeprefix("file://"))
     if "://" in str(url.removeprefix("file://")):
         return
@@ -181,8 +182,8 @@ def flush(
 def trust(
     path: StorePath, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
 ) -> None:
-    """Makes the tiers that a store remembers its own here. For a store that was moved, copied or
-    restored on purpose.
+    """Makes the tiers that a store remembers its own here. Use it for a store that was moved,
+    copied or restored on purpose.
 
     It shows where they are, and asks. Whatever is committed to the store may then be written to
     those places, and old epochs there deleted.
@@ -238,8 +239,8 @@ def restore(
     domain: Domain = "auto",
     as_json: Json = False,
 ) -> None:
-    """Makes a store of an epoch in a tier. By default of the newest that is whole; every byte is
-    checked.
+    """Makes a store of an epoch in a tier. By default it takes the newest epoch that is whole.
+    Every byte is checked.
 
     Epochs that are damaged are passed over, and named. --kept takes a state that a training run
     kept, by its name or step; pmstore epochs shows which there are.
@@ -337,7 +338,7 @@ _WHOLE_RUNS = 110
 
 
 def _when(seconds: float) -> str:
-    """Local time; "" if the manifest has none that a calendar has."""
+    """Writes a time as local time; "" if the manifest has none, or one that no calendar has."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else ""
     except (ValueError, OverflowError, OSError):
@@ -368,7 +369,8 @@ def export_tier(
     rank: Rank = 0,
     mode: Mode = PRIVATE,
 ) -> None:
-    """Writes an epoch's arrays to a safetensors file. Tensors too; without a store in between.
+    """Writes an epoch's arrays to a safetensors file. Tensors are written too. No store is made in
+    between.
 
     Example: pmstore export-tier s3://bucket/run model.safetensors --group run/model
     """

@@ -113,12 +113,12 @@ WORD_MAX = 200
 
 
 def place(run: str) -> str:
-    """The group of a run's course. Names of runs may have a "/"."""
+    """Returns the path of the group with a run's course. Names of runs may have a "/"."""
     return f"{GROUP}/{encode_name(run)}"
 
 
 def are_words(value: Any) -> bool:
-    """Whether it is as `words` is stored: lists, by WORDS_OF."""
+    """Returns whether it is as `words` is stored: lists, by WORDS_OF."""
     return (
         isinstance(value, dict)
         and value.keys() == set(WORDS_OF)

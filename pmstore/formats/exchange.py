@@ -74,7 +74,7 @@ def export_safetensors(
 def write_safetensors(
     arrays: Mapping[str, Any], metadata: Mapping[str, str], path: str | os.PathLike[str], mode: int
 ) -> int:
-    """As `export_safetensors`, of arrays and tensors by name."""
+    """Writes arrays and tensors by name, as `export_safetensors` writes those of a store."""
     with optional:
         import safetensors
 

@@ -47,7 +47,7 @@ class Header:
 
 
 def read_header(file: IO[bytes]) -> Header:
-    """Of an npy file, or of a member of an npz file.
+    """Reads the header of an npy file, or of a member of an npz file.
 
     Raises: ValueError, and whatever numpy and Python's parser raise: call it in `sound`.
     """
@@ -159,7 +159,8 @@ class NpzFile:
         return iter(self._members)
 
     def read(self, name: str) -> Array:
-        """A new array. Its memory is what its bytes need, which are there.
+        """Returns the member as a new array. Its memory is what its bytes need, and those are in
+        the file.
 
         Raises: ValueError, and what numpy, zipfile and zlib raise: call it in `sound`.
         """

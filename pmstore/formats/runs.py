@@ -81,7 +81,7 @@ def export_run(
 
 
 def _called(key: str, optimizer: bool) -> str:
-    """A key of a checkpoint as a name in a file; "": it is not to be written."""
+    """Returns the name in a file for a key of a checkpoint; "" if it is not to be written."""
     kind, _, rest = key.partition(".")
     return rest if kind == "model" else key if kind == "optim" and optimizer else ""
 
@@ -141,7 +141,7 @@ def _export_parts(
 
 
 def _state_of(store: Any, name: str) -> list[int]:
-    """What tells the state of a job from all others: job, term, number, mark."""
+    """Returns the numbers that tell the state of a job from all others: job, term, number, mark."""
     from pmstore.objects.generations import decode
 
     numbers = store.get(f"{name}/job")
@@ -156,7 +156,7 @@ def _state_of(store: Any, name: str) -> list[int]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a tensor in a file."""
+    """A part of a tensor that lies in a file."""
 
     file: Any
     offsets: tuple[int, ...]
@@ -239,7 +239,8 @@ def _note(
     pieces: dict[str, list[_Piece]],
     whole: dict[str, tuple[int, ...]],
 ) -> None:
-    """A tensor of a file. Raises: CorruptStoreError."""
+    """Notes a tensor of a file. Raises: CorruptStoreError; MixedStoresError: two files disagree
+    about its size."""
     sizes = tuple(file.get_slice(key).get_shape())
     offsets, size = (0,) * len(sizes), sizes
     if place is not None:
@@ -258,7 +259,7 @@ def _note(
 
 
 def _check_whole(key: str, pieces: Sequence[_Piece], size: tuple[int, ...]) -> None:
-    """Raises: MixedStoresError."""
+    """Checks that the files have all elements of a tensor. Raises: MixedStoresError."""
     there = sum(prod(one.sizes) for one in pieces)
     if there != prod(size):
         raise MixedStoresError(
@@ -268,7 +269,7 @@ def _check_whole(key: str, pieces: Sequence[_Piece], size: tuple[int, ...]) -> N
 
 
 def _copy(key: str, piece: _Piece, part: torch.Tensor, offsets: Sequence[int]) -> None:
-    """What the piece and the part have in common."""
+    """Copies the elements that the piece and the part have in common."""
     if not part.dim():
         part.copy_(piece.file.get_tensor(key))
         return

@@ -8,7 +8,7 @@ from pmstore.errors import PmstoreError
 
 
 class DifferentError(PmstoreError, ValueError):
-    """What is given is not that of which the store holds the state. Nothing was changed.
+    """Says that what is given is not that of which the store holds the state. Nothing was changed.
 
     Attributes:
         differences: a sentence each, with both values.

@@ -14,7 +14,7 @@ import torch
 
 
 class Fields(NamedTuple):
-    """Of one rank. They must be alike."""
+    """What one rank says of its newest commit. The fields of all ranks must be alike."""
 
     generation: int
     step: int
@@ -31,13 +31,15 @@ COMMIT, ASK, LEAVING, FINAL = 0, 1, 2, 3
 
 
 def pack(fields: Fields, wants: Sequence[int]) -> torch.Tensor:
-    """wants: numbers of which the least of all ranks counts. Returns int64."""
+    """Returns the numbers of a ticket, int64. Each field is in it twice, once negated, so that the
+    least of all ranks tells least and greatest. wants: numbers of which the least of all ranks
+    counts."""
     numbers = torch.tensor([*fields, *wants], dtype=torch.int64)
     return torch.cat((numbers, -numbers))
 
 
 def unpack(reduced: torch.Tensor) -> tuple[Fields, Fields, list[int]]:
-    """Least and greatest of the fields, and the least of each number in `wants`."""
+    """Returns the least and the greatest of the fields, and the least of each number in `wants`."""
     numbers = reduced.tolist()
     half, count = len(numbers) // 2, len(Fields._fields)
     greatest = [-number for number in numbers[half : half + count]]

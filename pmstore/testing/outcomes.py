@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What became of a program that was killed, from best to worst."""
+    """Says what became of a program that was killed. The members go from best to worst."""
 
     CLEAN = "clean resume"
     MANUAL = "needs manual work"
@@ -41,8 +41,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Trial:
-    """One program killed and resumed. commits: what the store held at the end (of a job: the last
-    step), None if it did not get there."""
+    """One program that was killed and resumed. commits: what the store held at the end (of a job:
+    the last step), None if it did not get there."""
 
     number: int
     kills: tuple[Kill, ...]
@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class CrashTestResult:
-    """What `crash_test` found. `ok`: every trial was a clean resume.
+    """The findings of `crash_test`. `ok`: every trial was a clean resume.
 
     primitives, commits: of the run that nobody killed. deterministic: a second such run ended in
         the same state; if not, `not_compared` has the names that two such runs leave with different
