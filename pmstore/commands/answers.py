@@ -1,4 +1,4 @@
-"""What info, ls and check answer. Without typer: `quick` asks too."""
+"""Prints what info, ls and check answer. typer is not imported here: `quick` calls these too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TITLES = 10
 """Columns of the titles in `Info`'s own lines."""
 STYLES = {"group": "blue", "list": "yellow", "value": "green"}
-"""Of names, by what they are."""
+"""The colours of names, by the kind of what has them."""
 
 
 def _say_json(told: object) -> None:

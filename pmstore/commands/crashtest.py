@@ -200,8 +200,8 @@ def crashtest(
 ) -> None:
     """Kills a training program, resumes it, and says what was lost.
 
-    Again and again. The program is run in copies of the working directory. Exit code 1 if any trial
-    was not a clean resume.
+    It does so again and again, in copies of the working directory. Exit code 1 if any trial was not
+    a clean resume.
 
     Example: pmstore crashtest --trials 50 -- python train.py --steps 200
 

@@ -12,7 +12,7 @@ DTYPES = (
     *("float16", "float32", "float64", "complex64", "complex128", "bool"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
-"""Those that are offered; any of numpy's is taken."""
+"""The dtypes that the shell is offered. Any dtype of numpy's is taken."""
 
 
 def exact_array(parsed: Any, dtype: str) -> np.ndarray[Any, np.dtype[Any]]:

@@ -86,14 +86,14 @@ def job(
 
     Each rank can produce the generation that it committed last and, while it is in doubt (it does
     not know that all have that one), the generation before. The job goes on from the newest that
-    all can produce. Reads only.
+    all can produce. The stores are only read.
 
-    With --adopt, where the stores of other ranks are lost and each rank has the whole model, as
-    with DistributedDataParallel: the store is taken out of its job, with its last commit. Copy it,
-    once for each rank, and start the job again. What was each rank's own (generators, attributes)
-    is that rank's at all of them then.
+    --adopt takes a store out of its job, with its last commit. Use it where the stores of other
+    ranks are lost and each rank has the whole model, as with DistributedDataParallel. Copy the
+    store, once for each rank, and start the job again. Then all ranks have what was this rank's own
+    (generators, attributes).
 
-    Exit code 1 if there is none, and why.
+    Exit code 1 if there is no such generation; the command says why.
 
     Example: pmstore job /dev/shm/rank0.pm /dev/shm/rank1.pm
     """

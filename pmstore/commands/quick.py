@@ -19,10 +19,11 @@ FORMS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "check": ("answers", ("path",), _JSON),
     "show": ("showing", ("path", "name"), _JSON),
 }
-"""Of a command: the module whose function of its name answers, the arguments by position (the first
-is a path, and needed), and the flags."""
+"""For each command: the module whose function of the command's name answers, the arguments by
+position (the first is a path, and needed), and the flags."""
 _NEEDED = {"show": 2}
-"""Arguments without which typer says what is missing; of the others it is one."""
+"""How many arguments a command needs, where it is not one. With fewer, typer says what is
+missing."""
 
 
 def understood(words: Sequence[str]) -> Callable[[], None] | None:

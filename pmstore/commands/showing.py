@@ -1,4 +1,4 @@
-"""What show answers. Without typer: `quick` asks too."""
+"""Prints what show answers. typer is not imported here: `quick` calls it too."""
 
 from __future__ import annotations
 

@@ -118,9 +118,9 @@ def flush(
     """Flushes the last commit of a store to a tier. Returns when all of it is durable there; the
     store is not changed.
 
-    Without a tier: to those that this file had added on this machine. Others are named, and not
-    flushed to (exit code 1): a store that was copied, or came from somebody else, would go wherever
-    it says. pmstore trust makes them this file's own.
+    Without a tier, it flushes to those tiers that this file had added on this machine. Others are
+    named, and not flushed to (exit code 1): a store that was copied, or came from somebody else,
+    would go wherever it says. pmstore trust makes them this file's own.
 
     Example: pmstore flush run.pm s3://bucket/run
     """

@@ -1,5 +1,5 @@
-"""Where the course of a run lies in its store: seven names under `pmstore.course/<run>`, about
-150 KiB, of which those of decisions and tiers come with the first one.
+"""Says where the course of a run lies in its store: under seven names in `pmstore.course/<run>`,
+about 150 KiB. Those of decisions and tiers are made with the first decision or tier.
 
 `steps`: of the newest 512 steps a row each. That of step s is at s % 512.
 `curve`: the whole run, in 1024 buckets. Bucket i holds the steps i * width to (i + 1) * width - 1.
@@ -107,9 +107,9 @@ TOTALS = ("totals", (1, len(Total)))
 WORDS = "words"
 WORDS_OF = ("targets", "reasons", "tiers")
 WORDS_MAX = 64
-"""Of each kind; what comes later is the last one, "another"."""
+"""How many words of each kind are kept. What comes later is the last one, "another"."""
 WORD_MAX = 200
-"""Characters."""
+"""How many characters of a word are kept."""
 
 
 def place(run: str) -> str:

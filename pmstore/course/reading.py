@@ -84,7 +84,7 @@ class Stretch:
     bad: int
     commits: int
     seconds: float
-    """That their commits took, and the slowest one."""
+    """The seconds that their commits took; `slowest`: those of the slowest one."""
     slowest: float
     bytes: float
 

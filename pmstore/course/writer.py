@@ -41,11 +41,11 @@ BATCH = 256
 """Steps between two writes into the store at most, and seconds:"""
 FRESH_SECONDS = 0.5
 _DEVICE_SECONDS = 0.05
-"""Between two losses that are read from an accelerator: the copy of one costs the training 10 us,
-and it waits for none."""
+"""The time between two losses that are read from an accelerator: to copy one costs the training 10
+us, and it waits for none."""
 
 _RATE_SECONDS = 5.0
-"""Over which steps a second are counted."""
+"""The time over which steps a second are counted."""
 _NAN = math.nan
 
 clock: Callable[[], float] = time.perf_counter
@@ -65,9 +65,9 @@ class Course:
     def __init__(self, store: Store, run: str, step: int = 0) -> None:
         """Begins the course of a run; writes nothing. step: the newest that is committed."""
         self.last_step: int | None = None
-        """With it the run ends, as far as is known: its row does not wait for others."""
+        """The step that ends the run, as far as is known: its row does not wait for others."""
         self.commit_seconds: float = 0.0
-        """That commits of this process took."""
+        """The seconds that commits of this process took."""
         self._began = clock()
         self.stake: Stake = Stake(self._began, step)
         self._marks: deque[tuple[float, int]] = deque(maxlen=16)

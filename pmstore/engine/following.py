@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 _PAUSE_SECONDS = 0.1
-"""Between two looks for a new commit, at most."""
+"""The longest time between two looks for a new commit."""
 
 
 class Following:

@@ -34,11 +34,11 @@ class Past:
     """The counts over all runs of a store."""
 
     exposure_seconds: float = 0.0
-    """That runs had the store open."""
+    """The time that runs had the store open."""
     preemptions: float = 0.0
     """Runs that were taken away after a notice: no failures."""
     failures: list[float] = field(default_factory=lambda: [0.0] * LEVELS_MAX)
-    """By what was needed to go on: 0 is the store itself."""
+    """The failures, by what was needed to go on: 0 is the store itself."""
     announced: Announced = Announced.NOTHING
     costs: dict[int, float] = field(default_factory=dict)
     """Seconds that the last commit to a target took, by a number that stands for the target."""

@@ -12,7 +12,7 @@ from pmstore.engine.pool import Pool
 from pmstore.engine.reports import CheckReport, SegmentUsage, Stats
 
 LINE_BYTES = 64
-"""Of memory: what a write-back takes."""
+"""The bytes of memory that one write-back takes."""
 _COUNTS = [field.name for field in fields(CheckReport) if field.name != "problems"]
 
 

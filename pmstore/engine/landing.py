@@ -20,9 +20,9 @@ class LandCopy(NamedTuple):
     """A copy into an idle slot: struct pms_land_copy."""
 
     data: int
-    """Offset of the block,"""
+    """The offset of the block."""
     at: int
-    """and where in it."""
+    """The place in the block."""
     nbytes: int
     source: int
     """Address that is copied from; 0: somebody else writes the block."""

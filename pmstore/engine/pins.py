@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary
 from pmstore.base.alive import alive
 
 _IDLE_SECONDS = 5.0
-"""That the store's end waits for one that nobody reads from: it may have been forgotten."""
+"""How long the store's end waits for a snapshot that nobody reads from: it may have been
+forgotten."""
 _LOOK_SECONDS = 0.002
 
 

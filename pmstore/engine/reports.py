@@ -98,7 +98,7 @@ def recovery_of(info: PoolInfo) -> Recovery:
 
 @dataclass(frozen=True)
 class Stats:
-    """struct pms_stats: sizes now, and counts since open. All in bytes or pieces.
+    """struct pms_stats: sizes now, and counts since open. All are in bytes or pieces.
 
     Attributes:
         pinned_bytes: freed, but held by arrays that are still alive.
@@ -224,13 +224,13 @@ class Info:
     uuid: str
     recovery: Recovery
     held: bool
-    """Whether the version before the last commit can still be had: `Store.rewind`. Of a store that
-    another process writes to it is False: that process alone knows."""
+    """Whether the version before the last commit can still be had: `Store.rewind`. It is False for
+    a store that another process writes to: that process alone knows."""
     in_doubt: bool
     """Whether it is held for a job of several ranks, which are not known to have the last
     commit."""
     jobs: tuple[JobState, ...]
-    """Of its runs."""
+    """The states of its runs that are in a job."""
 
     def __str__(self) -> str:
         return "\n".join(

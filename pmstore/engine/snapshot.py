@@ -224,7 +224,8 @@ class Snapshot:
 
     def copy(self, offset: int, into: Array) -> None:
         """Copies bytes as of the snapshot, from anywhere, into a uint8 array; they may be read
-        again. By pages of its own, as no store may be written to while another one is read."""
+        again. It copies by way of pages of its own: no store may be written to while another one is
+        read."""
         end, at = offset + into.size, offset - offset % PAGE_BYTES
         pages = np.empty(min(_COPY_BYTES, -(-(end - at) // PAGE_BYTES) * PAGE_BYTES), np.uint8)
         while at < end:

@@ -112,7 +112,8 @@ class Description:
     values: Mapping[str, str]
     paths: Mapping[str, str]
     tensors: Mapping[str, Sequence[str]]
-    """By their names in the file; "parameter" and "requires_grad" of those that are."""
+    """The tensors by their names in the file, each with "parameter" and "requires_grad" where it is
+    so."""
 
     @classmethod
     def of(cls, said: Any, separator: str) -> Description:

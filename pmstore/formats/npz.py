@@ -39,7 +39,7 @@ class Header:
     fortran_order: bool
     dtype: np.dtype[Any]
     header_bytes: int
-    """Where the elements begin."""
+    """The place in the file where the elements begin."""
 
     @property
     def data_bytes(self) -> int:

@@ -268,8 +268,8 @@ def load(
 
     Raises: FileExistsError if there is something at the path; CorruptStoreError, which names the
         record, if the dump is damaged or cut short, has a name twice, or slots that hold anything
-        but their two arrays; PmstoreError for want of memory; StoreFullError, OSError. Then nothing
-        is made.
+        but their two arrays; PmstoreError for want of memory; StoreFullError, OSError. After an
+        error nothing is made.
     """
     target = absent(path)
     reader = _Reader(file, progress)

@@ -44,9 +44,9 @@ def export_run(
 
     stores: of all ranks, as `StoreReader.of_run` takes them; with parts also of some. They are
         read at one state of the run, whether it was killed or trains.
-    path: of the file. With parts, of each rank's: "model.safetensors" becomes
-        "model-00001-of-00004.safetensors" for rank 1 of four stores. Of one store alone it stays:
-        so each rank can write its own, where its store is.
+    path: of the file. With parts, each rank has a file: "model.safetensors" becomes
+        "model-00001-of-00004.safetensors" for rank 1 of four stores. With one store alone the path
+        stays: so each rank can write its own, where its store is.
     parts: each store's own part, with its place in the metadata. Nothing is put together, and
         nothing copied that is contiguous. False: whole tensors, which need as much memory as those
         that lie in parts.

@@ -34,7 +34,8 @@ with optional:
 tested("accelerate", "1.15", "1.15")
 
 NOTE = "pmstore.json"
-"""In each folder that `save_state` writes: which commit of which store it belongs to."""
+"""The file in each folder that `save_state` writes. It says which commit of which store the folder
+belongs to."""
 
 
 class Registered:

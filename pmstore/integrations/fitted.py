@@ -33,7 +33,7 @@ _MARKS = (
     *("loss", "object", "dtype", "given"),
 )
 _MANY = 64
-"""Of floats in a list, from which on they are stored as an array: a history that grows."""
+"""A list of more floats than this is stored as an array: it is a history that grows."""
 _DEEP = 50
 _GAPS = 64
 """Times an array's own size, that it may lie apart."""
@@ -46,7 +46,7 @@ class Split:
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
-        """By path; the estimator's own, not copies."""
+        """The arrays by path; they are the estimator's own, not copies."""
         self.histories: set[str] = set()
         """Paths of arrays of which only the first part is filled, and more may follow."""
         self._seen: dict[Any, str] = {}

@@ -26,9 +26,9 @@ tested("prometheus_client", "0.20", "0.26")
 HOST = "127.0.0.1"
 _COUNTERS = ("commits", "rollbacks", "written_bytes")
 _TURN_SECONDS = 0.2
-"""So soon a close is noticed."""
+"""How soon a close is noticed."""
 _PATIENCE_SECONDS = 1.0
-"""For which one who asks may say nothing."""
+"""How long somebody who asks may say nothing."""
 
 _Start = Callable[[str, list[tuple[str, str]]], Any]
 

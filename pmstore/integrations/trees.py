@@ -28,7 +28,7 @@ class Leaf:
     array: Array | None = None
     """What its bytes are, in numpy: mostly the leaf's own."""
     value: Any = None
-    """Of a number or text."""
+    """The value of a leaf that is a number or text."""
 
 
 def leaves_of(tree: Any, values: bool = True) -> tuple[Any, list[Leaf]]:

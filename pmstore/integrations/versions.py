@@ -11,7 +11,7 @@ _told: set[str] = set()
 
 def tested(package: str, oldest: str, newest: str) -> None:
     """Warns once in a process if the installed package is older than the oldest version that the
-    plug-in was tested with. Of newer ones nothing is said.
+    plug-in was tested with. Nothing is said of newer ones.
 
     package: its name on PyPI. oldest, newest: as "2.4" or "2.4.1".
     """

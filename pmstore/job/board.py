@@ -4,8 +4,8 @@ ends.
 It lies in the store of addresses that `init_process_group` made. The process that has that store
 may be gone, and then an answer never comes: so all is said and read on a thread, over a connection
 of its own. Nothing is decided by it, but that nobody waits in `attach` for a process that has
-ended; messages name the ranks that are waited for. Where it is not to be had (a version of torch
-whose stores have no `clone`) they name all that it may be.
+ended; messages name the ranks that are waited for. Without the board (with a version of torch whose
+stores have no `clone`), messages name all ranks that it may be.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch.distributed as dist
 _BEAT_SECONDS = 0.5
 _FAST_BEAT_SECONDS = 0.05
 _END_SECONDS = 2.0
-"""That the end of a process waits to say so, at most; rank 0, which mostly has the store of
+"""How long the end of a process waits to say so, at most. Rank 0, which mostly has the store of
 addresses, waits for others to read it."""
 _MOST_CHARACTERS = 1000
 _over = threading.Event()

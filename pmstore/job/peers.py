@@ -24,16 +24,16 @@ from pmstore.job.board import Board, again
 
 _log = logging.getLogger("pmstore")
 _SLICE_SECONDS = 0.2
-"""Between two looks at signals."""
+"""The time between two looks at signals."""
 _LATER = 5.0
 """Seconds: the group's own limit comes first, whose error says more."""
 _TELL_SECONDS = 10.0
 """Who waits for longer says so: else a job that hangs by a mistake of the program's tells nothing
 until the timeout."""
 _LOOK_SECONDS = 1.0
-"""For what the others said, where one is lost."""
+"""How long a rank waits for what the others said, where one is lost."""
 _LARGEST_BYTES = 64 << 20
-"""Of what one rank tells the others: a peer's word for how long it is, is not believed beyond."""
+"""The most that one rank tells the others. A peer that says that it tells more is not believed."""
 
 _Told = TypeVar("_Told")
 

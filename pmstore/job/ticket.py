@@ -1,8 +1,8 @@
 """A ticket: what every rank says of its newest commit, and what all make of it.
 
-One all-reduce of 128 bytes, and 16 more for each tier: the least of [x, -x], so that all ranks see
-the least and the greatest of each number. That it has completed, at any rank, proves that all have
-committed.
+It is one all-reduce of 128 bytes, and 16 more for each tier. It takes the least of [x, -x], so that
+all ranks see the least and the greatest of each number. That it has completed, at any rank, proves
+that all have committed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Fields(NamedTuple):
     """COMMIT: of a new generation. ASK: of none, to agree on the next. LEAVING: the rank is about
     to leave its store. FINAL: it has committed for the last time."""
     mark: int
-    """Of what the rank has done since the job was joined: see `generations.Key`."""
+    """The mark of what the rank has done since the job was joined: see `generations.Key`."""
     digest: int
-    """Of job, term and policy."""
+    """The digest of job, term and policy."""
 
 
 COMMIT, ASK, LEAVING, FINAL = 0, 1, 2, 3

@@ -42,7 +42,7 @@ class Mirrors:
         self._armed: PendingCommit | None = None
         self._committing = threading.RLock()
         self.timeout_seconds: float | None = 300.0
-        """That copies may take: a commit whose copies do not come by then fails."""
+        """How long copies may take: a commit whose copies do not come by then fails."""
 
     # ---- which
 

@@ -25,7 +25,7 @@ from typing import Any
 
 FORMAT = 1
 NUMBERS = 16
-"""Of a record, each of 64 bits with a sign."""
+"""How many numbers a record has, each of 64 bits with a sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ def _common(members: Sequence[Member]) -> Key | None:
 def _misplaced(members: Sequence[Member]) -> list[str]:
     """Says which stores do not belong where they are, whatever their generations are.
 
-    Nothing, where all can go back to before the job: several starts may have been killed while
-    each began a job of its own.
+    It says nothing where all can go back to before the job: several starts may have been killed
+    while each began a job of its own.
     """
     common = _common(members)
     if common is not None and not common.by_job:

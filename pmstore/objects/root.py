@@ -115,8 +115,8 @@ class Root(Group):
 
     def check(self, *, progress: Callable[[int, int], object] | None = None) -> CheckReport:
         """Examines the whole store: allocator, directories, that every value and description
-        decodes, and that slots are pairs. Reads only; it takes microseconds for each object, and
-        does not read arrays.
+        decodes, and that slots are pairs. It changes nothing, takes microseconds for each object,
+        and does not read arrays.
 
         progress: called on a thread, some times a second, with objects looked at and in all, as
             far as that is known.

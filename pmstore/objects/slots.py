@@ -53,9 +53,9 @@ class LandingPlace(NamedTuple):
     """The place for the next version, when a commit lands it: see `Slots.begin_landing`."""
 
     blocks: set[int]
-    """Of both versions."""
+    """The blocks of both versions."""
     flip: LandFlip | None
-    """To the idle block; None: the versions have no bytes."""
+    """The flip to the idle block; None: the versions have no bytes."""
     idle: Any
     """The array or tensor over that block, where it may be written in place, as a device does."""
 
@@ -246,7 +246,8 @@ class Slots(Generic[_A]):
         into it since the last flip is as it was: without any write in between this goes back to the
         version before.
 
-        In a `with store.transaction()` block, or outside one, pending until the next commit.
+        It may be called in a `with store.transaction()` block, or outside one: it is pending until
+        the next commit then.
 
         Raises: TransactionError if it was flipped in this transaction already.
         """

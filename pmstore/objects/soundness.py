@@ -1,4 +1,4 @@
-"""Whether all that a store holds decodes."""
+"""Finds out whether all that a store holds decodes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pmstore.pymm.scalars import member_type, plain
 
 Path = str | os.PathLike[str]
 _NUMBERS = np.typecodes["AllInteger"] + "?efd"
-"""Of numpy's scalars: those that a number of Python's holds whole."""
+"""The kinds of numpy's scalars that a number of Python's holds whole."""
 
 
 class shelf:
@@ -115,7 +115,7 @@ class shelf:
         return self._core.member(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Copies the value in. Atomic: after a crash there is the old or the new one.
+        """Copies the value in. This is atomic: after a crash there is the old or the new one.
 
         A number of numpy's, `shelf.n = shelf.x.sum()`, becomes Python's.
 
@@ -325,8 +325,8 @@ class shelf:
     def save(self, data: Any, shelf_var_name: str, is_inplace: bool = True) -> None:
         """Stores a value of any depth, lists, tuples, dicts, torch modules and optimizers among it,
         under names that begin with shelf_var_name, as PyMM makes them (`name__#int#`,
-        `name__+dict_#str#_#key#__#ndarray#`, `name__+list_0__#Tensor#`, ...; a slash is `%2F`). One
-        transaction.
+        `name__+dict_#str#_#key#__#ndarray#`, `name__+list_0__#Tensor#`, ...; a slash is `%2F`). It
+        is one transaction.
 
         is_inplace: arrays and tensors that are there already, of the same shape and dtype, are
             written into.

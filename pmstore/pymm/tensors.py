@@ -27,7 +27,7 @@ _RESHAPING = frozenset(
         *("transpose_", "unsqueeze_"),
     )
 )
-"""Of in-place methods: those that change no number, but the tensor's shape."""
+"""The in-place methods that change no number, but the tensor's shape."""
 
 
 def _dtype(dtype: Any) -> torch.dtype:

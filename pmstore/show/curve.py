@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Of a braille letter: rows of two."""
+"""The bits of a braille letter's dots: rows of two."""
 _BRAILLE = 0x2800
 
 

@@ -1,5 +1,5 @@
-"""What a store tells of its runs, gathered for people who watch: `pmstore top` and
-`pmstore report`."""
+"""Gathers what a store tells of its runs, for people who watch: `pmstore top` and `pmstore
+report`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Gathered:
     usage: tuple[SegmentUsage, ...]
     runs: tuple[RunState, ...]
     permissions: int
-    """Of the file: what is told of it is for nobody else."""
+    """The permissions of the file: what is told of it is for nobody else."""
 
 
 def gather(store: Store) -> Gathered:

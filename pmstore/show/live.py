@@ -22,7 +22,7 @@ _TITLES = 8
 _BESIDE = 4 + _TITLES + 2
 """Columns that a panel takes beside a text: its frame, and the titles."""
 _CURVE = _BESIDE + 4
-"""And beside a curve."""
+"""Columns that a panel takes beside a curve."""
 
 
 def frame(stores: Sequence[Watched], width: int, height: int, blocks: bool) -> RenderableType:

@@ -185,7 +185,8 @@ def as_numbers(value: Any) -> Numbers:
 
 
 PICTURED = 1 << 22
-"""Elements. A histogram tells more of a larger one."""
+"""How many elements a matrix that is pictured has at most. A histogram tells more of a larger
+one."""
 
 
 def picture(

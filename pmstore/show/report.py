@@ -17,9 +17,10 @@ from pmstore.show.svg import Chart
 from pmstore.show.words import moment, number, seconds, size
 
 BYTES_MOST = 2_000_000
-"""Of the file."""
+"""The most bytes that the file has."""
 _POINTS = (600, 300, 150, 75, 40, 20)
-"""Of a chart, and half as many rows of a table: fewer where the file would be too large."""
+"""How many points a chart has. A table has half as many rows. There are fewer where the file would
+be too large."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pmstore.show.words import moment, number, seconds, size
 
 _NAN = float("nan")
 _TITLED = 64
-"""Marks that say what they are; more of them are lines alone."""
+"""How many marks of a kind say what they are. If there are more, they are lines alone."""
 
 
 def charts_of(course: Told, name: str, points: int) -> tuple[Chart, ...]:

@@ -17,7 +17,7 @@ _CODES["blue"] = "1;34"
 _LEAST = 20
 """Columns. What is narrower is used as if it had so many."""
 _TOGETHER = re.compile(r"(?<=\d) (?=[^\W\d])")
-"""Between a number and its unit: no line ends there."""
+"""The blank between a number and its unit: no line ends there."""
 
 
 def cells(text: str) -> int:

@@ -13,7 +13,7 @@ from pmstore.testing.outcomes import Finding, Kill, Outcome
 from pmstore.testing.runner import Runner, board_of, said
 
 _PROCESSES = 255
-"""That open a store in one run, those that a launcher starts again counted too."""
+"""How many processes may open a store in one run, those that a launcher starts again included."""
 _LOOK_SECONDS = 0.01
 _EXCEPTION = re.compile(
     r"^(?:\[?rank ?\d+\]?: ?)?([\w.]*(?:Error|Exception): .{1,300})", re.MULTILINE

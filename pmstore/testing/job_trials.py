@@ -1,4 +1,4 @@
-"""Crash-testing a job: ranks that train together, each with a store of its own.
+"""Crash-tests a job: ranks that train together, each with a store of its own.
 
     result = job_test(["torchrun", "--standalone", "--nproc-per-node=2", "train.py"], trials=10)
     assert result.ok, result

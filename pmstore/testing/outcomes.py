@@ -21,7 +21,7 @@ class Kill:
     commits that had returned; found: commits that the store held afterwards, None if there was no
     store yet.
 
-    Of a job: victim is the store of the rank that dies, and acknowledged and found are generations
+    In a job, victim is the store of the rank that dies, and acknowledged and found are generations
     (without a job's records, steps): the newest that a rank had committed, and the newest that all
     can produce. whole: all processes die, at a point when that rank gets there."""
 

@@ -29,12 +29,13 @@ _SETTINGS = (
     "reload_dataloaders_every_n_epochs",
     "world_size",
 )
-"""Of the Trainer: what the steps, or their number, depend on."""
+"""Settings of the Trainer that the steps, or their number, depend on."""
 _STOP = "should_stop"
 """A further name among those that may be other ones: an end that `trainer.should_stop` brought
 about is none for the program that is started again."""
 _BY_EPOCH = ("accumulate_grad_batches", "gradient_clip_val")
-"""Of the Trainer: what callbacks change where an epoch begins, as GradientAccumulationScheduler."""
+"""Settings of the Trainer that callbacks such as GradientAccumulationScheduler change where an
+epoch begins."""
 
 
 class Settings:

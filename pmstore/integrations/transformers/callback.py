@@ -48,8 +48,8 @@ class PmstoreTrainerCallback(TrainerCallback):
     of it. `policy` says whether it is committed then. A kill, an error and Ctrl-C take back what is
     not.
 
-    Of several ranks each has a store of its own: "run.pm" becomes "run-0.pm", "run-1.pm", ... All
-    are at the same step when the training begins (docs/DISTRIBUTED.md).
+    Where there are several ranks, each has a store of its own: "run.pm" becomes "run-0.pm",
+    "run-1.pm", ... All are at the same step when the training begins (docs/DISTRIBUTED.md).
 
     Attributes:
         run: the `pmstore.torch.Run`, while the training goes on; else None.
@@ -319,8 +319,8 @@ class PmstoreTrainerCallback(TrainerCallback):
 
     def export(self, n: int | None = None, folder: str | os.PathLike[str] | None = None) -> str:
         """Writes the last commit as a checkpoint of the Trainer's own, which a Trainer without this
-        callback resumes from: weights, optimizer, scheduler, generators, its state. Of several
-        ranks all call it.
+        callback resumes from: weights, optimizer, scheduler, generators, its state. Where there are
+        several ranks, all of them call it.
 
         Args:
             n: the step that it is to be of; None: whichever the store holds.
