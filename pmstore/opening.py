@@ -122,8 +122,8 @@ def open(
             # told to whoever uses them
             with suppress(TierError, CorruptStoreError, FormatVersionError):
                 if ".pmstore" in store:
-                    store._open_tiers()  # those that are flushed by themselves begin to be
-        except Warning:  # of a tier that was not added here, where warnings are errors
+                    store._open_tiers()  # tiers that are flushed by themselves begin to be flushed
+        except Warning:  # a warning of a tier that was not added here became an error
             store.close()
             raise
     return store

@@ -63,7 +63,7 @@ def part_of(target: Path) -> Iterator[Path]:
     except Exception as error:
         if isinstance(error, OSError) and str(error.filename) == str(part):
             error.filename = str(target)
-        if getattr(error, "path", None) == str(part):  # of a store
+        if getattr(error, "path", None) == str(part):  # an error of a store names its file so
             error.path = str(target)  # type: ignore[attr-defined]
         error.args = tuple(
             one.replace(str(part), str(target)) if isinstance(one, str) else one
@@ -98,7 +98,7 @@ def _rename_new(part: Path, target: Path) -> None:
         code = ctypes.get_errno()
     if code not in (errno.EINVAL, errno.ENOSYS):
         raise OSError(code, os.strerror(code), str(target))
-    os.link(part, target)  # a file system without the flag
+    os.link(part, target)  # the file system does not know the flag
     os.unlink(part)
 
 

@@ -1,5 +1,5 @@
-"""What stores, groups, lists and reports look like in a notebook: tables, and small pictures in the
-colour of the text, so that they fit a light and a dark page."""
+"""Draws what stores, groups, lists and reports look like in a notebook: tables, and small pictures
+in the colour of the text, so that they fit a light and a dark page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank of several this process is, as its launcher says."""
+"""Finds out which rank of several this process is, as its launcher says."""
 
 from __future__ import annotations
 

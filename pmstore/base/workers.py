@@ -61,7 +61,7 @@ class Worker:
             self._life = None
             raise RuntimeError(f"can't start new thread: {error}") from error
         finally:
-            # else whoever handles an error, or an interrupt, would keep it by the traceback
+            # otherwise the traceback of an error or interrupt would keep it
             del life
 
     @property

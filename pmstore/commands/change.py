@@ -151,7 +151,7 @@ def _load(path: str) -> Any:
         try:
             with sound(path):
                 header = read_header(file)
-        except CorruptStoreError as error:  # of the question, not of the store
+        except CorruptStoreError as error:  # the file of the question is damaged, not the store
             raise ValueError(str(error)) from None
         if header.header_bytes + header.data_bytes > os.fstat(file.fileno()).st_size:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""JSON as an array of a dtype, without loss: what the dtype cannot hold is refused."""
+"""Makes an array of a dtype of JSON, without loss: what the dtype cannot hold is refused."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def resolve(
             "go on from",
             2,
         )
-    with reading(path, lock=True) as store:  # while it is written, only its writer knows
+    with reading(path, lock=True) as store:  # while a store is written, only its writer knows this
         held, domain = store.holds, store.info().domain
     if not held:
         raise fail(f"{path}: nothing is held: the last commit is final", 1)

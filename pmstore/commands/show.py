@@ -24,8 +24,8 @@ def show(
     For an array it shows shape, dtype, statistics, the picture, and the first and last elements. A
     value is shown as it is. Arrays of one dimension, and lists of numbers, are drawn as a curve, or
     as a line of bars if there are few elements. Arrays of two dimensions are drawn in shades (means
-    of neighbours), others as a histogram from the least to the greatest. For slots it shows the
-    current version.
+    of neighbours). Others, and very large ones, are drawn as a histogram from the least to the
+    greatest. For slots it shows the current version.
 
     Example: pmstore show run.pm config
 

@@ -109,7 +109,7 @@ def _some(value: Any, part: slice) -> Any:
         if not dtypes.has_numbers(plain.dtype):
             plain = plain.view(torch.uint8 if plain.element_size() == 1 else torch.uint16)
         elif plain.is_complex():
-            plain = plain.to(torch.complex128)  # of complex32 torch warns
+            plain = plain.to(torch.complex128)  # torch warns of complex32
         flat = plain.reshape(-1)[part]
         return (
             flat.tolist()

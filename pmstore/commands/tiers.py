@@ -1,4 +1,4 @@
-"""flush, trust, restore, epochs: to a storage tier and from it."""
+"""Commands that work with a storage tier: flush, trust, restore, epochs, export-tier."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def flush(
         elif tier in strange:
             remark(f"tier {tier!r} is at {store.tiers[tier].url!r}")
         if tier is not None and tier not in store.tiers and "/" in tier:
-            store.add_tier("url", tier)  # open for reading, it does not remember it
+            store.add_tier("url", tier)  # a store that is open for reading does not remember it
             names = ["url"]
         elif tier is not None and tier not in store.tiers:
             raise fail(
@@ -156,7 +156,7 @@ def flush(
         for name in names:
             with bar(f"flushing to {printable(name)}") as show, warnings.catch_warnings():
                 if name in strange:
-                    warnings.simplefilter("ignore")  # what it says was said
+                    warnings.simplefilter("ignore")  # its warning was given above
                 handle = store.flush(name, wait=True, progress=show)
             assert handle.stats is not None
             ended.append((store.tiers[name].place, handle.epoch, handle.stats))
@@ -304,7 +304,7 @@ def _table(
     problems: dict[tuple[str, int], str | None],
     verified: bool,
 ) -> list[str]:
-    digits = 8  # of a run: enough to tell them apart
+    digits = 8  # of a run's name: they are enough to tell runs apart
     while len({one.run[:digits] for one in found}) < len({one.run for one in found}):
         digits += 1
     if out.width is None or out.width >= _WHOLE_RUNS:

@@ -1,4 +1,4 @@
-"""How much work a kill could have taken back, at the worst."""
+"""Measures how much work a kill could have taken back, at the worst."""
 
 from __future__ import annotations
 

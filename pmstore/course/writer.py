@@ -76,8 +76,8 @@ class Course:
         self._place = layout.place(run)
         self._rows: list[list[float]] = []  # not in the store; the newest may be, without its end
         self._safe: list[list[float]] = []  # in the store, of committed steps, but not committed
-        self._epoch = -1  # of the store, when they were written
-        self._rollbacks = -1  # of the store, when its arrays were looked up
+        self._epoch = -1  # epoch of the store when these rows were written
+        self._rollbacks = -1  # roll backs of the store when its arrays were looked up
         self._due = 1  # rows at which they are written
         self._count = 0
         self._written = -math.inf
@@ -203,7 +203,7 @@ class Course:
             with suppress(TypeError, ValueError, OverflowError):
                 return float(loss)
             return None
-        except (TypeError, RuntimeError):  # complex, or of several elements
+        except (TypeError, RuntimeError):  # it is complex, or has several elements
             return None
         if loss.is_cuda and loss.numel() == 1 and now - self._device_at >= _DEVICE_SECONDS:
             self._device_at = now
@@ -302,7 +302,7 @@ class Course:
             or stored.shape != shape
             or stored.dtype != np.float64
         ):
-            del self._store[path]  # of another version
+            del self._store[path]  # an array of another version
         return self._store.require(path, shape, "float64")
 
     def _append(self, what: tuple[str, tuple[int, int]], rows: list[tuple[float, ...]]) -> None:

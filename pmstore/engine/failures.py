@@ -1,4 +1,4 @@
-"""A status of the engine becomes an exception, here alone."""
+"""Makes an exception of a status of the engine. This is done here alone."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def _exception(path: str, error: Any) -> Exception:
             "again. (Arrays of it stay usable, as private copies)"
         )
     elif status == _lib.PMS_E_READONLY:
-        opened_so = what == "the store is open for reading"  # else a sync has failed
+        opened_so = what == "the store is open for reading"  # otherwise a sync has failed
         remedy = (
             "Open it with mode='r+' or 'a'"
             if opened_so

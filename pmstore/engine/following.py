@@ -1,4 +1,4 @@
-"""Waiting for commits of another process, one after the other."""
+"""Waits for commits of another process, one after the other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Following:
         return self
 
     async def __anext__(self) -> int:
-        import asyncio  # which takes long, and few want it
+        import asyncio  # to import asyncio takes long, and few want it
 
         # in a thread: it waits for the writer's answer, and reads the names
         if await asyncio.to_thread(self._look):

@@ -1,4 +1,5 @@
-"""How the runs that had a store open ended, in the record of its file that no roll back touches."""
+"""Records how the runs that had a store open ended. No roll back touches the record, which is in
+the store's file."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ class History:
         )
         if not past.sane():
             return Past()
-        if opens != info.opens:  # of an earlier opening of the file
+        if opens != info.opens:  # the record is of an earlier opening of the file
             end, past.announced = past.announced, Announced.NOTHING
             killed = end is Announced.NOTHING and info.unclean_opens > unclean
             if killed or (taken_back and end is not Announced.COUNTED):

@@ -1,5 +1,5 @@
-"""Looking at a whole store, as the engine sees it: sizes, soundness, where its bytes are; and
-mending it."""
+"""Looks at a whole store, as the engine sees it: sizes, soundness, where its bytes are. It can mend
+a store too."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Pool:
         handle = self.handle
         self.will_write: Callable[[Sequence[Any]], None] = handle.will_write
         self.rollbacks: Callable[[], int] = handle.rollbacks
-        # of the calling thread's transaction block; 0: it is in none
+        # depth of the calling thread's transaction block; 0: it is in none
         self.block_depth: Callable[[], int] = handle.block_depth
         self.epoch: Callable[[], int] = handle.epoch
         self.find: Callable[[int, bytes], Found | None] = handle.find
@@ -304,8 +304,8 @@ class Pool:
         source_bytes: int = 0,
         must_be_new: bool = False,
     ) -> int:
-        """Allocates, fills, publishes. source: address of source_bytes bytes. Returns the block's
-        offset.
+        """Allocates an array, fills it, and publishes it under the name. source: address of
+        source_bytes bytes. Returns the block's offset.
 
         Raises: NameExistsError if it must be new and is not; StoreFullError.
         """

@@ -36,7 +36,7 @@ _SHOWN = 2
 
 @dataclass(frozen=True)
 class Recovery:
-    """What the open found and had to do. `print(store.recovery)` says it in words.
+    """The findings of an open, and what it had to do. `print(store.recovery)` says it in words.
 
     Attributes:
         created: this open made the store.
@@ -98,7 +98,8 @@ def recovery_of(info: PoolInfo) -> Recovery:
 
 @dataclass(frozen=True)
 class Stats:
-    """struct pms_stats: sizes now, and counts since open. All are in bytes or pieces.
+    """The sizes of a store as they are now, and counts since open: struct pms_stats. All are in
+    bytes or pieces.
 
     Attributes:
         pinned_bytes: freed, but held by arrays that are still alive.
@@ -144,7 +145,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `Store.check` found. `problems` is empty if the store is sound.
+    """The findings of `Store.check`. `problems` is empty if the store is sound.
 
     Attributes:
         leaks: blocks that belong to nobody. Each is among the problems.

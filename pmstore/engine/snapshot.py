@@ -277,7 +277,7 @@ class Snapshot:
                     _unpin(self._pool, os.getpid(), self._holder)
                 if not self.busy:
                     return
-            time.sleep(0.005)  # rarely: of a flush that was given up
+            time.sleep(0.005)  # this happens rarely: a call of a flush that was given up
 
     @property
     def closed(self) -> bool:

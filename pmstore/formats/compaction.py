@@ -1,4 +1,4 @@
-"""Giving space back: a store that has shrunk, written anew into a file as small as it can be."""
+"""Gives space back: writes a store that has shrunk anew into a file as small as it can be."""
 
 from __future__ import annotations
 

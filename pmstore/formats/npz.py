@@ -1,7 +1,6 @@
-"""Reading npy and npz files that strangers made. What a file declares is believed only as far as
-its bytes bear it out: no more memory is taken than the file has bytes, or than the limit for
-compressed members says. Nothing is unpickled.
-"""
+"""Reads npy and npz files that strangers made. What a file declares is believed only as far as its
+bytes bear it out: no more memory is taken than the file has bytes, or than the limit for compressed
+members says. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def read_header(file: IO[bytes]) -> Header:
         raise ValueError("the header is cut off")
     try:
         shape, fortran_order, dtype = _parse(version, prefix, text)
-    except (MemoryError, RecursionError):  # of the parser, for its stack
+    except (MemoryError, RecursionError):  # the parser's stack has no room
         raise ValueError("a header nested too deep") from None
     if dtype.hasobject:
         raise ValueError(
@@ -80,7 +79,7 @@ def read_header(file: IO[bytes]) -> Header:
 
 
 def _parse(version: tuple[int, int], prefix: bytes, text: bytes) -> tuple[Any, Any, np.dtype[Any]]:
-    if version in _PUBLIC:  # they know what Python 2 wrote, too
+    if version in _PUBLIC:  # numpy's readers know what Python 2 wrote, too
         return _PUBLIC[version](io.BytesIO(prefix + text), max_header_size=_HEADER_MOST)
     parts = ast.literal_eval(text.decode())
     if set(parts) != {"descr", "fortran_order", "shape"}:

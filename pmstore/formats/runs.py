@@ -1,5 +1,5 @@
-"""Stored runs to and from safetensors, under the names of the model's state dict: whole, or each
-rank's part in a file of its own, as tensors lie that are spread over ranks (DTensors)."""
+"""Copies stored runs to and from safetensors, under the names of the model's state dict: whole, or
+each rank's part in a file of its own, as tensors lie that are spread over ranks (DTensors)."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def _note(
     if whole.setdefault(key, size) != size:
         raise MixedStoresError(f"{key!r} is {size} in one file, and {whole[key]} in another")
     held = pieces.setdefault(key, [])
-    if all(one.offsets != offsets or one.sizes != sizes for one in held):  # else replicated
+    if all(one.offsets != offsets or one.sizes != sizes for one in held):  # else it is replicated
         held.append(_Piece(file, offsets, sizes))
 
 

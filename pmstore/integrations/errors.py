@@ -1,4 +1,4 @@
-"""What can go wrong between a framework's objects and what a store holds of them."""
+"""Names what can go wrong between a framework's objects and what a store holds of them."""
 
 from __future__ import annotations
 

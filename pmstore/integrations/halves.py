@@ -1,5 +1,5 @@
-"""What a plug-in is just writing into a store: no commit comes in between, and what was broken off
-is not committed."""
+"""Guards what a plug-in is just writing into a store: no commit comes in between, and what was
+broken off is not committed."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def put(store: Store, name: str, tree: Any) -> None:
             if leaf.array is not None:
                 put_array(group, leaf.about["name"], leaf.array)
         for stale in set(group) - {leaf.about["name"] for leaf in leaves if leaf.array is not None}:
-            del group[stale]  # a number now
+            del group[stale]  # the leaf is a number now
         store[f"{name}/values"] = [leaf.value for leaf in leaves if leaf.about["kind"] in VALUES]
         if there != about:
             store[f"{name}/about"] = about

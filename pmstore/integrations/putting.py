@@ -1,5 +1,5 @@
-"""Writing arrays into a group of a store, in place where they fit: what is the same is not
-written, and the file does not grow."""
+"""Writes arrays into a group of a store, in place where they fit: what is the same is not written,
+and the file does not grow."""
 
 from __future__ import annotations
 

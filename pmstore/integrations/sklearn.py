@@ -123,7 +123,7 @@ class _Keeper(Watcher):
     """Stands between one estimator and the store, which tells it of roll backs."""
 
     def __init__(self, estimator: BaseEstimator, store: Store, name: str) -> None:
-        self._estimator = weakref.ref(estimator)  # which holds this
+        self._estimator = weakref.ref(estimator)  # the estimator holds this keeper
         self._store = store
         self._name = name
         self._class = f"{type(estimator).__module__}.{type(estimator).__qualname__}"
@@ -279,7 +279,7 @@ class _Keeper(Watcher):
 
     def _here(self) -> BaseEstimator:
         estimator = self._estimator()
-        assert estimator is not None  # it, or who calls for it, is at work
+        assert estimator is not None  # the estimator, or its caller, is at work
         return estimator
 
     def _split(self) -> tuple[dict[str, Any], Split]:

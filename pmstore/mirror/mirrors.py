@@ -31,7 +31,7 @@ stores."""
 
 
 class Mirrors:
-    """All mirrors of a store."""
+    """The mirrors of one store, and the commit that copies them."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

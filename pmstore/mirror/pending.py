@@ -110,7 +110,7 @@ class PendingCommit:
             raise self._error
 
     def fence(self) -> None:
-        """Afterwards the mirrored tensors may be written again, without touching what is being
+        """Lets the mirrored tensors be written again afterwards, without touching what is being
         committed.
 
         On an accelerator this orders the current stream behind the copies and returns at once;

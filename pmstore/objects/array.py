@@ -293,6 +293,6 @@ def span(value: Any) -> list[tuple[int, int]]:
     )
 
 
-def _byte_bounds(value: Array) -> tuple[int, int]:  # numpy < 2
+def _byte_bounds(value: Array) -> tuple[int, int]:  # numpy before 2.0
     bounds: tuple[int, int] = np.byte_bounds(value)  # type: ignore[attr-defined]
     return bounds

@@ -1,4 +1,4 @@
-"""What torch.distributed receives into a tensor of a store is captured first.
+"""Captures what torch.distributed receives into a tensor of a store before it is written.
 
 gloo has the kernel write into the memory it receives into. A protected page refuses that, and gloo
 keeps the refusal to itself until its timeout. All communication of torch, DistributedDataParallel's

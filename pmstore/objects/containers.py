@@ -72,7 +72,7 @@ class Group(MutableMapping[str, Any]):
     def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
         self._core = core
         self._parts = parts
-        self._prefix = b"".join(part + b"\0" for part in parts)  # of the engine's paths
+        self._prefix = b"".join(part + b"\0" for part in parts)  # of paths in the engine
 
     # ---- finding ----
 
@@ -120,7 +120,7 @@ class Group(MutableMapping[str, Any]):
         which `Core.load` does not know. REQUIRES: the lock."""
         if type(found) is Found:
             if found.kind == GROUP:
-                # who walks down by such handles comes to an end
+                # so a program that walks down by such handles comes to an end
                 if len(self._parts) + name.count("/") >= GROUPS_MAX:
                     raise CorruptStoreError(
                         f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others"
@@ -410,7 +410,7 @@ class Group(MutableMapping[str, Any]):
         Raises: NameExistsError if the name is something else, or was made otherwise; KeyError if it
             is not there and no shape was given; StoreFullError (nothing changed).
         """
-        self._group_path(name)  # not too deep
+        self._group_path(name)  # raises if it would lie too deep
         return open_slots(self._core, self._full(name), describe_new(shape, dtype), name, in_place)
 
     # ---- looking at it ----

@@ -262,7 +262,7 @@ def owner(address: int) -> str | None:
     open for writing: a write to the address is captured then. Otherwise returns None."""
     for core in alive(_cores):
         info = core.pool.info
-        # else others may lie there now
+        # after the close, other memory may lie there
         if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:
             return core.path if not info.read_only and core.process == os.getpid() else None
     return None
@@ -274,7 +274,7 @@ def is_captured(address: int) -> bool:
 
 
 def _watch_torch() -> None:
-    from pmstore.objects import collectives, sharing  # need torch, which is there now
+    from pmstore.objects import collectives, sharing  # this needs torch, which is imported by now
 
     collectives.install(is_captured)
     sharing.install(owner)

@@ -1,4 +1,4 @@
-"""What is in a group, told without touching the data."""
+"""Tells what is in a group, without touching the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who says that what is pending in a store is only half of something."""
+"""Asks the guards of a store whether what is pending in it is only half of something."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def jobs(store: Group) -> tuple[JobState, ...]:
     """Returns the state of each run that is in a job; of a damaged store, none."""
     try:
         found = members(store, store._core.path)
-    except CorruptStoreError:  # which check tells
+    except CorruptStoreError:  # `check` tells of the damage
         return ()
     return tuple(
         JobState(

@@ -1,5 +1,5 @@
-"""Making a store hold what another one holds: what is alike stays where it is, and only what
-differs is written."""
+"""Makes a store hold what another one holds: what is alike stays where it is, and only what differs
+is written."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class List(MutableSequence[Any]):
         try:
             return super().index(value, start, len(self) if stop is None else stop)
         except ValueError as error:
-            if error.args:  # of a comparison
+            if error.args:  # an error of a comparison
                 raise
             raise ValueError(f"{reprlib.repr(value)} is not in the list {self.name!r}") from None
 

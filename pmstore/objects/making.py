@@ -1,4 +1,4 @@
-"""A new array or tensor in a store."""
+"""Makes a new array or tensor in a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class NewArray(NamedTuple):
     pattern: bytes = b""
 
     def put(self, core: Core, parts: Sequence[bytes], name: str) -> Any:
-        """Puts it at the path, as one step, and finds it: see `Pool.get`. REQUIRES: the lock.
+        """Puts the new array at the path, as one step, and finds it: see `Pool.get`. REQUIRES: the
+        lock.
 
         Raises: NameExistsError, StoreFullError, ValueError.
         """

@@ -1,4 +1,4 @@
-"""What a look-up gives in place of a list, dict or bytearray: a copy that cannot be changed.
+"""Makes what a look-up gives in place of a list, dict or bytearray: a copy that cannot be changed.
 
 A value is a copy each time it is looked up, so that a change of one in place would be lost without
 a word: `store["h"].append(1)`. Here it raises. Everything else is as of the plain type, of which

@@ -129,7 +129,7 @@ class Root(Group):
         check = Check()
         with self._core.lock, telling(lambda: check.looks, progress):
             counts, problems = check.run(self._core.pool)
-            if not problems:  # else the directories are not to be walked
+            if not problems:  # otherwise the directories cannot be walked
                 problems = soundness.problems(self._core.pool, check.decoded)
         return CheckReport(**counts, problems=tuple(problems))
 

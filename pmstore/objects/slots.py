@@ -46,7 +46,7 @@ class Turn:
         self.whole: int | None = None
 
 
-_LANDING = -1  # in Turn.whole: known when the commit is over
+_LANDING = -1  # a value of Turn.whole: it is known when the commit is over
 
 
 class LandingPlace(NamedTuple):
@@ -292,7 +292,7 @@ class Slots(Generic[_A]):
         turn.whole = _LANDING
         if data in settled:
             idle = self._array(SLOT_NEXT)
-            data = array.span(idle)[0][0] - pool.info.base  # flipped meanwhile, it may be
+            data = array.span(idle)[0][0] - pool.info.base  # it may have been flipped meanwhile
             number = pair.data.index(data)
         return LandingPlace(
             set(pair.data), LandFlip(directory, data, self._parts[-1], pack(number)), idle
@@ -302,7 +302,7 @@ class Slots(Generic[_A]):
         """Notes that the commit that `begin_landing` was for has happened: the idle slot holds the
         version before."""
         turn = self._turn()
-        if turn.whole == _LANDING:  # else the program was at the slots meanwhile
+        if turn.whole == _LANDING:  # otherwise the program used the slots meanwhile
             turn.whole = self._core.pool.rollbacks()
 
     # ---- looking at it ----

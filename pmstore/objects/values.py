@@ -183,7 +183,7 @@ def encode(value: Any) -> bytes:
     >>> decode(encode({"lr": 1e-3, (1, 2): [None, 2**100]}))
     {'lr': 0.001, (1, 2): [None, 1267650600228229401496703205376]}
     """
-    known = _binding.encode(value, ())  # of what is not plain it says so
+    known = _binding.encode(value, ())  # None: it is not plain
     return known[0] if known is not None else _pack(_lower(value, 0))
 
 

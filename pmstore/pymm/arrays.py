@@ -122,7 +122,7 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
 
     @property
     def addr(self) -> int:
-        """Address of the first element. It does not change while the shelf is open."""
+        """The address of the first element. It does not change while the shelf is open."""
         return array.address(self)
 
     def asndarray(self) -> np.ndarray[Any, Any]:

@@ -17,7 +17,7 @@ class MemoryReference:
         self._member = member
 
     def addr(self) -> tuple[str, int]:
-        """Address of the first byte, in hexadecimal, and the number of bytes."""
+        """Returns the address of the first byte, in hexadecimal, and the number of bytes."""
         member = self._member
         # `addr` of a tensor is torch's, and something else
         address = member.data_ptr() if is_tensor(member) else member.addr
@@ -41,7 +41,7 @@ class ShelvedMemory(ShelvedCommon):
 
     @property
     def memory(self) -> tuple[str, int]:
-        """Address of the first byte, in hexadecimal, and the number of bytes."""
+        """The address of the first byte, in hexadecimal, and the number of bytes."""
         return self.namedmemory.addr()
 
 

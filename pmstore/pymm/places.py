@@ -1,4 +1,4 @@
-"""Where the file of a shelf is, and how large it begins."""
+"""Says where the file of a shelf is, and how large it begins."""
 
 from __future__ import annotations
 

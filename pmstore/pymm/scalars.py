@@ -124,7 +124,7 @@ class shelved_value(ShelvedCommon):
         return np.array(self._value, dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        # With an array: as the Python value, so that a float32 array stays one.
+        # Beside an array it counts as the Python value: a float32 array stays one.
         return getattr(ufunc, method)(*map(plain, inputs), **kwargs)
 
 

@@ -109,7 +109,7 @@ class shelf:
     # ---- attributes are variables ----
 
     def __getattr__(self, name: str) -> Any:
-        # protocols, and a shelf that did not open
+        # names of protocols, and any name of a shelf that did not open
         if name.startswith("__") or "_core" not in self.__dict__:
             raise AttributeError(name)
         return self._core.member(name)
@@ -139,7 +139,7 @@ class shelf:
             self._store(name, value, old)
             core.current().pop(name, None)
             if _has_graph(value):
-                core.member(name).copy_(_plain_tensor(value))  # which autograd sees
+                core.member(name).copy_(_plain_tensor(value))  # autograd sees this copy
 
     def _store(self, name: str, value: Any, old: Any) -> None:
         store = self._core.store
@@ -158,7 +158,7 @@ class shelf:
                 stored = stored.detach()
         elif isinstance(value, Shadow) or type(value) in (str, bytes, bool, int, float):
             stored = value
-        elif isinstance(value, (str, bytes, int, float)):  # of a subclass, such as np.float64
+        elif isinstance(value, (str, bytes, int, float)):  # it is of a subclass, such as np.float64
             bases: tuple[Any, ...] = (str, bytes, int, float)
             stored = next(base for base in bases if isinstance(value, base))(value)
         else:

@@ -12,7 +12,7 @@ from pmstore.scheduler._rules.outlook import NEVER, CommitPolicy, Outlook
 from pmstore.scheduler._rules.words import attributes, changeless
 from pmstore.scheduler.target import Target
 
-_AHEAD_SECONDS = 10.0  # of iterations
+_AHEAD_SECONDS = 10.0  # seconds of iterations
 _QUESTIONS = 400
 _ASKING_SECONDS = 1e-3  # of the processor
 _BUSY = object()

@@ -31,7 +31,7 @@ class LastCommits:
     than the time that is left saves nothing."""
 
     def __init__(self) -> None:
-        self._target: Target | None = None  # that was committed to after the notice
+        self._target: Target | None = None  # the target that was committed to after the notice
 
     def wind_up(
         self, scheduler: Committer, guard: PreemptionGuard, clock: Callable[[], float]

@@ -348,7 +348,7 @@ class CommitScheduler:
         """Brings hazards up to date, which change slowly: after every 1.5 % more steps, and no more
         often than ten times a second."""
         ahead, mean = self.steps // 64, self.timer.mean
-        if self._memory is not None:  # what was lived is kept in time
+        if self._memory is not None:  # the time lived is saved often enough
             ahead = min(ahead, int(self.hazard.save_seconds / (2.0 * mean)) if mean > 0.0 else 8)
         ahead = max(ahead, int(_REFRESH_SECONDS / mean)) if mean > 0.0 else ahead
         self._refresh_at = self.steps + 1 + ahead

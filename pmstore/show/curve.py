@@ -64,7 +64,7 @@ def curve(values: Sequence[float] | Any, width: int, height: int, blocks: bool =
         if level is not None:
             put(x, level)
     for x, (a, b) in enumerate(pairwise(levels)):
-        if a is not None and b is not None and abs(a - b) > 1:  # the step between them
+        if a is not None and b is not None and abs(a - b) > 1:  # draws the step between the two
             middle = (a + b) // 2
             for y in range(min(a, b) + 1, max(a, b)):
                 put(x if (y <= middle) == (a <= b) else x + 1, y)

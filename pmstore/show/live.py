@@ -1,4 +1,4 @@
-"""How `pmstore top` shows a store: a panel, drawn anew at each look."""
+"""Draws how `pmstore top` shows a store: a panel, drawn anew at each look."""
 
 from __future__ import annotations
 

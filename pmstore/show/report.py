@@ -25,7 +25,7 @@ be too large."""
 
 @dataclass(frozen=True)
 class Reported:
-    """What a report tells of one store."""
+    """A store in a report: what it tells of itself, and its tiers."""
 
     store: Gathered
     tiers: Sequence[TierContent]
@@ -33,7 +33,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One run of one store."""
+    """A run of a store in a report, with its charts."""
 
     store: Reported
     run: RunState

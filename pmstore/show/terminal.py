@@ -1,5 +1,5 @@
-"""What an output can show: how wide it is, whether in colour, and with which letters; lines and
-tables that fit into it.
+"""Says what an output can show: how wide it is, whether in colour, and with which letters. Makes
+lines and tables that fit into it.
 
 It imports nothing heavy: the commands that are asked for most begin with it.
 """

@@ -67,7 +67,7 @@ def run_job(
                 continue  # it has ended; perhaps it is started again
             orders.next(seen)
         kill = orders.due(crashboard.read_job(board))
-        if kill is not None and kill.primitive:  # and the command has ended by that
+        if kill is not None and kill.primitive:  # the command has ended by that kill
             orders.next([])
     ended = time.monotonic()
     return JobRun(

@@ -31,7 +31,7 @@ from pmstore.testing.state import Examined, Verify, differing, digest_files, exa
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a job that nobody kills does.
+    """The course of a job that nobody kills.
 
     Attributes:
         names: stores, by rank where the job's records tell ranks: paths in the folder, to what the
@@ -156,7 +156,7 @@ class _Left:
         for run in self.runs():
             members = self.members(run)
             if not any(one.record is not None for one in members):
-                continue  # such ranks know nothing of each other
+                continue  # ranks without a record know nothing of each other
             key = newest_common(members)
             if key is None:
                 raise Finding(Outcome.MANUAL, f"{run}: {'; '.join(explain(members))}")

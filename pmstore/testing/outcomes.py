@@ -1,4 +1,4 @@
-"""What a crash test finds."""
+"""Names the findings of a crash test."""
 
 from __future__ import annotations
 

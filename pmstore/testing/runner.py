@@ -22,7 +22,7 @@ _NOT_COPIED = shutil.ignore_patterns(
     "node_modules",
     ".mypy_cache",
     ".pytest_cache",
-    "pmstore-crashtest-*",  # this one's, if temporary files go there
+    "pmstore-crashtest-*",  # the folder of a crash test, if temporary files go there
 )
 DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
 

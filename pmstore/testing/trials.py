@@ -1,4 +1,4 @@
-"""Crash-testing a training program: kill it again and again, resume it, and say what became of its
+"""Crash-tests a training program: kills it again and again, resumes it, and says what became of its
 state.
 
     result = crash_test(["python", "train.py"], trials=20, verify=check)
@@ -41,7 +41,7 @@ Model = Literal["kill", "power", "term"]
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a run that nobody kills does."""
+    """The course of a run that nobody kills."""
 
     store: str
     primitives: int

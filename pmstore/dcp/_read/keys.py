@@ -46,7 +46,8 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class Listed:
-    """Attributes:
+    """Holds what a checkpoint has, by key.
+
     items: tensors that are read when they are wanted, and plain objects, by key.
     paths: where each lies in the nested state dict.
     twins: keys of what is there under another key too.

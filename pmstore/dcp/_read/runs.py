@@ -71,7 +71,7 @@ class RunSource(Source):
                     f"{key!r} is {tuple(size)} at rank {number}, and {tuple(self._sizes[key])} at "
                     "others: one checkpoint has no place for both"
                 )
-            if torch.Size(one.shape).numel() or not size.numel():  # else an empty part
+            if torch.Size(one.shape).numel() or not size.numel():  # else the part is empty
                 self._chunks.setdefault(key, {}).setdefault(offsets, one)
 
     def _check_whole(self) -> None:

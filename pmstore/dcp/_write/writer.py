@@ -92,7 +92,7 @@ class StoreWriter(StorageWriter, AsyncStager):
         self.domain: Domain = domain
         self._store: RankStore | None = None  # kept open
         self._local = threading.local()
-        self._memory: Memory | None = None  # of one whose saves go to ever new folders
+        self._memory: Memory | None = None  # of a writer whose saves go to ever new folders
         self._staging: Staging | None = None
         self._once = Once()
         self._used = False
@@ -180,7 +180,7 @@ class StoreWriter(StorageWriter, AsyncStager):
         Raises: TypeError: what cannot be saved, by its name; as `Store.commit`.
         """
         save: _Save = self._local.save
-        self._used, self._local.told = True, None  # the next one has to be told of
+        self._used, self._local.told = True, None  # the writer has to be told of the next save
         if self._staging is not None and self._staging.is_of_this_thread():
             self._staging.require()
         done: Future[list[WriteResult]] = torch.futures.Future()

@@ -63,7 +63,8 @@ class PmstoreCallback(Callback):
         job: Job | None = None,
         opening: Mapping[str, Any] | None = None,
     ) -> None:
-        """
+        """Takes what is given to the store and the run; opens nothing yet.
+
         path: of the store; it is made if there is none, and closed when `fit` ends.
         policy, guard, name, mirror, resume, job: see `pmstore.torch.attach`. job: of several ranks;
             None: `Job()`, all of them.
@@ -135,7 +136,7 @@ class PmstoreCallback(Callback):
             if self._resumes:
                 self._loops.change()
             if self._resumes and not self._loops.within:
-                self._take_back()  # here: what hooks do where an epoch begins belongs to it
+                self._take_back()  # not later: what hooks do where an epoch begins belongs to it
 
         strategy.on_train_start = on_train_start
 
@@ -143,7 +144,7 @@ class PmstoreCallback(Callback):
         """Wraps one of the loaders for training. They come in the order of the Trainer's."""
         if self._loaders and self._loaders[0].looped:  # it takes its loaders anew
             self._close_loaders()
-            if not self._resumes or self._started:  # else it had done so for `configure_optimizers`
+            if not self._resumes or self._started:  # else `configure_optimizers` took them
                 self._places = []
         index = len(self._loaders)
         placed = PlacedLoader(loader, lambda begins: self._asked(index, begins))
@@ -251,7 +252,7 @@ class PmstoreCallback(Callback):
         """Wraps each request of the Trainer to a loader: for a batch, or to begin a loop over
         it."""
         if self._resumes and not self._started:
-            # It goes into them while it sets them up, and takes one ahead: as it did before.
+            # The Trainer begins loops while it sets up, and takes a batch ahead, as it did before.
             assert self._generators is not None
             rng.restore(self._generators)
             yield

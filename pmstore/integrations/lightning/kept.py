@@ -1,4 +1,5 @@
-"""What a Trainer holds beside model, optimizers and schedulers, as objects with a `state_dict`."""
+"""Keeps what a Trainer holds beside model, optimizers and schedulers, as objects with a
+`state_dict`."""
 
 from __future__ import annotations
 
@@ -82,9 +83,9 @@ class Loops:
         self._trainer = trainer
         self._may_stop = _STOP not in accept
         self._given = self._by_epoch()
-        self._changed: dict[str, Any] = {}  # of these, in the stored run
-        self.begun: bool = False  # else there is nothing that could be gone on with
-        self.within: bool = False  # an epoch
+        self._changed: dict[str, Any] = {}  # settings that callbacks had changed in the stored run
+        self.begun: bool = False  # if not, there is nothing to go on with
+        self.within: bool = False  # the stored run was within an epoch
 
     def _by_epoch(self) -> dict[str, Any]:
         return {name: getattr(self._trainer, name) for name in _BY_EPOCH}

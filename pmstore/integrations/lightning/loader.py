@@ -47,7 +47,7 @@ class PlacedLoader:
         self._goes_on = False  # the next loop goes on where the stored one was
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # while it is copied
+        if name == "_loader":  # while the loader is copied
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -76,7 +76,7 @@ class PlacedLoader:
                 self._cursor.begin()
             self._place = Place(self._cursor.behind)
         self._goes_on = False
-        self._place.begin(ahead=int(not self.sized))  # else the Trainer takes none ahead
+        self._place.begin(ahead=int(not self.sized))  # otherwise the Trainer takes no batch ahead
         self._loop = _Loop(self)
         return self._loop
 

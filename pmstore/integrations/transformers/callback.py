@@ -93,9 +93,9 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._trainer: Trainer | None = None
         self._data: TrainerData | None = None
         self._settings: dict[str, Any] = {}
-        self._written = 0  # step that was ended last
+        self._written = 0  # the step that was ended last
         self._before: torch.Tensor | None = None  # sum of losses when the step began
-        self._step = ExitStack()  # that is open
+        self._step = ExitStack()  # the step that is open
         self._resuming = False  # until the first step begins
         self._quiet = _Quiet()
         self._at_exit = partial(_close, ref(self))
@@ -269,7 +269,7 @@ class PmstoreTrainerCallback(TrainerCallback):
         # ("train_runtime" is in each line, with include_num_input_tokens_seen.)
         if self.run is None or logs is None or "total_flos" not in logs:
             return
-        if self._resuming:  # and no step was left
+        if self._resuming:  # no step was left to train
             last = state.log_history[-1]
             self._put_back()
             state.log_history.append(last)

@@ -200,7 +200,7 @@ class TrainerData:
         draws from."""
         before, self._before = self._before, None
         if before is None:
-            return  # of a loader that the Trainer has made to skip
+            return  # it is of a loader that the Trainer has made to skip
         if self._looks:
             self._looks -= 1
             self._source.look()

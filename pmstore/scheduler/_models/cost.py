@@ -9,8 +9,8 @@ from pmstore.scheduler._models.timer import Recent
 
 STATE = 13
 """Numbers in `CostModel.state`."""
-_JUMP_CHANCE = 0.01  # that an odd commit begins a new cost, before it is known how many are odd
-_STRAYS = 0.05  # of commits, before any is known; it counts as much as ten of them
+_JUMP_CHANCE = 0.01  # that an odd commit begins a new cost, before many are known
+_STRAYS = 0.05  # share of strays before any commit is known; it counts as much as ten commits
 
 
 class CostModel:

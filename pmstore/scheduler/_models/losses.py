@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _FEWER = 256  # steps after which a second one is skipped, and so on
-_FEWEST = 15  # that are skipped at most
+_FEWEST = 15  # steps that are skipped at most
 
 
 class Losses:

@@ -14,7 +14,7 @@ HUGE = 1e50
 """No loss is as large; its square would overflow."""
 STATE = 1 + LossFit.state_size()
 """Numbers in the largest `Worth.state`."""
-_ENOUGH_STEPS = 100  # in which a run that gives losses has given one
+_ENOUGH_STEPS = 100  # steps in which a run that gives losses has given one
 
 
 class Worth:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pmstore.scheduler.target import Target
 
 _LATE_SECONDS = 60.0
-_FAILURES = 3  # in a row, that are told
+_FAILURES = 3  # failures in a row after which they are told
 _FAR_SECONDS = 600.0  # no notice that a machine is taken away comes so early
 _SIGNALLED_SECONDS = 1800.0  # a signal at most so long before the known end tells of that end
 _PLANNED_SECONDS = 60.0
@@ -95,7 +95,7 @@ class PreemptionGuard:
         self._signals = self.source.signals if signals is None else tuple(signals)
         self._clock = clock
         self._reserve = 0.0  # seconds that a step and the last commit may take, as measured
-        self._told = False  # that they do not fit
+        self._told = False  # it was said that they do not fit
         self._watch: _Watch | None = None
         self._process = os.getpid()
         self._ends: float | None = None
