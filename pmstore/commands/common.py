@@ -49,7 +49,7 @@ def answering() -> Iterator[None]:
 
 
 def say(*lines: str) -> None:
-    """Prints lines of the answer."""
+    """Prints lines of the answer to the standard output."""
     with answering():
         for line in lines:
             print(line)

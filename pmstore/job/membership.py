@@ -43,7 +43,7 @@ _DETAILS_SECONDS = 10.0  # for what ranks say of a failure that is certain
 
 
 class _Flying(NamedTuple):
-    """A ticket that is under way."""
+    """A ticket that is under way, and what it was started for."""
 
     work: Any
     numbers: torch.Tensor

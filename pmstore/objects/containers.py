@@ -107,7 +107,7 @@ class Group(MutableMapping[str, Any]):
         return parts
 
     def _directory(self) -> int:
-        """Holds until the next change."""
+        """Returns the group's directory in the engine. It holds until the next change."""
         if not self._parts:
             return ROOT
         found = self._core.pool.find(ROOT, self._prefix[:-1])

@@ -50,7 +50,7 @@ class bytes(_ValueShadow):
 
 
 class float_number(_ValueShadow):
-    """A float to be put on the shelf."""
+    """A float to be put on the shelf: `shelf.x = pymm.float_number(0.5)`."""
 
     def __init__(self, number_value: Any) -> None:
         super().__init__(float(number_value))
@@ -176,25 +176,25 @@ class _Text(shelved_value):
 
 
 class shelved_string(_Text):
-    """A str on a shelf."""
+    """A str on a shelf: what `shelf.x` is after `shelf.x = "text"`."""
 
     __slots__ = ()
 
 
 class shelved_bytes(_Text):
-    """bytes on a shelf."""
+    """A bytes on a shelf: what `shelf.x` is after `shelf.x = b"data"`."""
 
     __slots__ = ()
 
 
 class shelved_float_number(shelved_value):
-    """A float on a shelf."""
+    """A float on a shelf: what `shelf.x` is after `shelf.x = 0.5`."""
 
     __slots__ = ()
 
 
 class shelved_integer_number(shelved_value):
-    """An int on a shelf."""
+    """An int on a shelf: what `shelf.x` is after `shelf.x = 1`."""
 
     __slots__ = ()
 

@@ -199,12 +199,12 @@ class shelf:
 
     @property
     def used(self) -> float:
-        """Room that is taken, in per cent; see `get_percent_used`."""
+        """The room that is taken, in per cent; see `get_percent_used`."""
         return self.get_percent_used()
 
     @property
     def mr(self) -> MemoryResource:
-        """The room of the shelf."""
+        """The room of the shelf: how much of it is taken, and by which variables."""
         return MemoryResource(self._core, self.__dict__["_room_bytes"])
 
     def get_item_names(self, all: bool = False) -> list[str]:
@@ -250,7 +250,8 @@ class shelf:
             pass
 
     def inspect(self, verbose: bool = False) -> None:
-        """Prints what the variables are and where. verbose: the shelf's own, and the store, too."""
+        """Prints what the variables are and where they lie. verbose: also prints what the shelf
+        keeps for itself, and the store."""
         store = self._core.store
         entries = {entry.name: entry for entry in store.entries()}
         for name in self.get_item_names(all=verbose):

@@ -336,7 +336,8 @@ class CommitScheduler:
             self._last_commits.saved(self, self.guard)
 
     def follow(self) -> Decision:
-        """Commits if the rule says so."""
+        """Asks the rule, and commits to the target that it names, unless that failed a short while
+        ago."""
         number = self.policy.decide(self)
         if number < 0 or (target := self.targets[number]).work < target.retry_work:
             return NOTHING

@@ -194,7 +194,7 @@ class StoreReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Returns when all is read."""
+        """Reads what the plan names into the planner's tensors. Returns when all is read."""
         source = self._source
         assert source is not None, "read_metadata comes first"
         try:

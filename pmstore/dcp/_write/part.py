@@ -47,7 +47,7 @@ class Part:
         return number
 
     def keep_only(self, numbers: set[int]) -> None:
-        """Gives up all other arrays."""
+        """Deletes all arrays of the part but these."""
         for number in range(len(self.arrays)):
             if number not in numbers:
                 with suppress(KeyError):

@@ -63,7 +63,7 @@ def _unpin(pins: list[Pin]) -> None:
 
 
 class Room(Protocol):
-    """A place where staged bytes go."""
+    """Gives memory to staged bytes: a part in a rank's store, or `Memory`."""
 
     def take(self, nbytes: int) -> tuple[int, int, torch.Tensor]: ...
 

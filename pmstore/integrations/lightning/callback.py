@@ -1,4 +1,4 @@
-"""A Trainer's run in a store."""
+"""Keeps a Trainer's run in a store, as a callback."""
 
 from __future__ import annotations
 

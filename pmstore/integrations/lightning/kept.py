@@ -77,7 +77,7 @@ class Settings:
 
 
 class Loops:
-    """Keeps how far the Trainer is."""
+    """Keeps how far the Trainer is, as its loops count."""
 
     def __init__(self, trainer: Any, accept: tuple[str, ...]) -> None:
         self._trainer = trainer

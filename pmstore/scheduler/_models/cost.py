@@ -87,7 +87,8 @@ class CostModel:
                 self._take(one, None)
 
     def _take(self, seconds: float, dirty_bytes: float | None) -> None:
-        """Takes in an ordinary commit."""
+        """Takes in an ordinary commit: moves the mean, and the line through the bytes where they
+        are known."""
         self._ordinary += 1
         self._mean += (seconds - self._mean) * max(self._RATE, 1.0 / self._ordinary)
         if dirty_bytes is not None and 0.0 <= dirty_bytes < math.inf:
