@@ -32,7 +32,7 @@ All errors are `PmstoreError`s; each says what to do. docs/ARCHITECTURE.md tells
 from pmstore.base.doors import door, is_there
 from pmstore.base.version import VERSION
 
-TYPE_CHECKING = False  # as typing's, which takes longer to import than all of this
+TYPE_CHECKING = False  # as typing's flag is: typing takes longer to import than all of this
 if TYPE_CHECKING:
     from pmstore import dcp, errors, exchange, portable, pymm, scheduler, testing, tiers, torch
     from pmstore.engine._binding import Transaction
@@ -122,7 +122,7 @@ __all__ = [
     "torch",
 ]
 
-if not TYPE_CHECKING:  # which would take every name for one of ours
+if not TYPE_CHECKING:  # to type checkers it would make any name one of ours
     if not is_there("torch"):  # help() and import * look at all that is here
         __all__ = [name for name in __all__ if name not in ("dcp", "torch")]
     __getattr__ = door(

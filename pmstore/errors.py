@@ -29,8 +29,8 @@ class PmstoreError(Exception):
 
 
 class StoreLockedError(PmstoreError, BlockingIOError):
-    """Another process, or another `open` in this one, holds the store's lock. For readers (mode
-    "r"): and it does not answer them.
+    """Another process, or another `open` in this one, holds the store's lock. A reader beside a
+    writer (mode "r" without lock=True) gets this error only if the writer does not answer it.
 
     Attributes:
         pid: a holder's process id, or None where the system does not tell (/proc/locks).
@@ -59,7 +59,7 @@ class MovedError(PmstoreError, RuntimeError):
 
 
 class StoreFullError(PmstoreError, OSError):
-    """No room for an object or for its log (errno ENOSPC). Nothing was changed.
+    """There is no room for an object or for its log (errno ENOSPC). Nothing was changed.
 
     Attributes:
         needed_bytes: what was asked for, 0 where that is not known.
@@ -93,11 +93,10 @@ class FormatVersionError(PmstoreError, ValueError):
 
 
 class UncleanMachineCrashError(PmstoreError, OSError):
-    """The machine restarted under a store whose domain only survives the death of its process. It
-    may be torn.
+    """The machine restarted under a store whose domain only survives the death of its process. The
+    store may be torn.
 
-    Also where the system does not tell whether it did.
-    """
+    The error is raised too where the system does not tell whether the machine restarted."""
 
     permanent = True
 
@@ -144,7 +143,7 @@ class NameExistsError(PmstoreError, ValueError):
 
 
 class DomainError(PmstoreError, OSError):
-    """The domain asked for is not to be had for this file (errno EOPNOTSUPP)."""
+    """The domain that was asked for cannot be had for this file (errno EOPNOTSUPP)."""
 
 
 class TierError(PmstoreError, OSError):
@@ -159,7 +158,7 @@ class TierError(PmstoreError, OSError):
 
 class MixedStoresError(PmstoreError, RuntimeError):
     """The stores, or the programs, of a job's ranks do not belong together: no state of the job is
-    in all of them, or one rank did what the others did not. Raised at every rank. Nothing was
+    in all of them, or one rank did what the others did not. Every rank raises it. Nothing was
     lost."""
 
     permanent = True

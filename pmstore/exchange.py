@@ -1,4 +1,4 @@
-"""safetensors and npz, in and out: of stores and groups, and of runs (`*_run`)."""
+"""Exports and imports safetensors and npz: of stores and groups, and of runs (`*_run`)."""
 
 from pmstore.formats.exchange import export_npz, export_safetensors, import_npz, import_safetensors
 from pmstore.formats.runs import export_run, import_run

@@ -1,5 +1,5 @@
-"""Packages that only some uses of pmstore need: where one is missing, the error says what to
-install."""
+"""Names the packages that only some uses of pmstore need. Where one is missing, the error says what
+to install."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _BY = {
 
 
 def missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """The error, with what to install."""
+    """Returns the error for a missing package, which says what to install."""
     name = (error.name or "").partition(".")[0]
     by = _BY.get(name, "'pmstore[all]'")
     return ModuleNotFoundError(f"this needs {name}: pip install {by}", name=name)
 
 
 class _Optional:
-    """A class, not a generator: loading a tensor passes through it, and is to cost no more for
-    that."""
+    """Wraps the import of a package that may be missing. It is a class, not a generator: loading a
+    tensor passes through it, and is to cost no more for that."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""`pmstore.open`."""
+"""Opens and creates stores: `pmstore.open`."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def open(
         torn.
     hold: each commit holds the version before it, so that `Store.rewind` can go back to it, once,
         also after a crash and another open with hold=True. The next commit lets go of it; so does
-        leaving `with` normally; leaving it by an exception, `close` and a crash do not. Of slots
-        and mirrors that the commit changed, the next version takes the place of the one that is
-        held: to open it (`Slots.next`, a step of an optimizer on slots, a commit of mirrors, also
-        one that fails) lets go, too. Room for two transactions' logs: the file is about three times
-        what it holds. Without hold, a version that an earlier open holds stays until the first
-        commit. One that is held for a job of several ranks stays until the job attaches the store
-        again, or `pmstore resolve`: till then a commit raises InDoubtError.
+        leaving `with` normally; leaving it by an exception, `close` and a crash do not. Where the
+        commit changed slots or mirrors, their next version takes the place of the one that is held.
+        So to open it (`Slots.next`, a step of an optimizer on slots, a commit of mirrors, also one
+        that fails) lets go too. It needs room for two transactions' logs: the file is about three
+        times what it holds. Without hold, a version that an earlier open holds stays until the
+        first commit. One that is held for a job of several ranks stays until the job attaches the
+        store again, or `pmstore resolve`: till then a commit raises InDoubtError.
 
     Raises:
         StoreLockedError: it is open elsewhere; names the process.
@@ -122,16 +122,16 @@ def open(
             # told to whoever uses them
             with suppress(TierError, CorruptStoreError, FormatVersionError):
                 if ".pmstore" in store:
-                    store._open_tiers()  # those that are flushed by themselves begin to be
-        except Warning:  # of a tier that was not added here, where warnings are errors
+                    store._open_tiers()  # tiers that are flushed by themselves begin to be flushed
+        except Warning:  # a warning of a tier that was not added here became an error
             store.close()
             raise
     return store
 
 
 def open_before(path: str) -> Store:
-    """As `open(path, "r", lock=True)`, but what is shown is the version before the last commit,
-    which the store holds.
+    """Opens the store as `open(path, "r", lock=True)` does, but shows the version before the last
+    commit, which the store holds.
 
     Raises: TransactionError: it holds none; and as `open`.
     """

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 # takes as long as to open a store.
 
 _LEAVING_SECONDS = 10.0
-"""That leaving the store's `with` waits for another thread's transaction block. It ends: that
-thread may be waiting for this one."""
+"""How long leaving the store's `with` waits for another thread's transaction block. The wait ends:
+that thread may be waiting for this one."""
 
 
 class Store(Group):
@@ -87,7 +87,7 @@ class Store(Group):
 
     @property
     def path(self) -> str:
-        """The file, as it was given to `open`."""
+        """The path of the file, as it was given to `open`."""
         return self._core.path
 
     @property
@@ -98,7 +98,7 @@ class Store(Group):
 
     @property
     def mode(self) -> Literal["r", "r+"]:
-        """Whether it can be written."""
+        """The mode in which the store is open: "r" to read it, "r+" to write it too."""
         return "r" if self._core.pool.info.read_only else "r+"
 
     @property
@@ -111,7 +111,7 @@ class Store(Group):
 
     @property
     def recovery(self) -> Recovery:
-        """What the open had to undo or replay."""
+        """A report of what the open had to undo or replay."""
         from pmstore.engine.reports import recovery_of
 
         return recovery_of(self._core.pool.info)
@@ -129,13 +129,13 @@ class Store(Group):
         return bool(self._core.pool.holds())
 
     def stats(self) -> Stats:
-        """Sizes and counts, now."""
+        """Returns sizes and counts as they are now."""
         from pmstore.engine import inspection
 
         return inspection.stats(self._core.pool)
 
     def info(self) -> Info:
-        """What a person asks first."""
+        """Returns a summary of the store: what a person asks first."""
         from pmstore.engine.reports import SURVIVES, Info
         from pmstore.objects.job_record import jobs
 
@@ -161,16 +161,16 @@ class Store(Group):
         )
 
     def usage(self) -> tuple[SegmentUsage, ...]:
-        """What is in use of the file's segments, and where: a map of the heap. Reads the page
-        tables, not the data."""
+        """Returns what is in use of each segment of the file, and where: a map of the heap. Reads
+        the page tables, not the data."""
         from pmstore.engine import inspection
 
         return inspection.usage(self._core.pool)
 
     def check(self, *, progress: Callable[[int, int], object] | None = None) -> CheckReport:
         """Examines the whole store: allocator, directories, that every value and description
-        decodes, and that slots are pairs. Reads only; it takes microseconds for each object, and
-        does not read arrays.
+        decodes, and that slots are pairs. It changes nothing, takes microseconds for each object,
+        and does not read arrays.
 
         progress: called on a thread, some times a second, with objects looked at and in all, as
             far as that is known.
@@ -183,7 +183,7 @@ class Store(Group):
         check = Check()
         with self._core.lock, telling(lambda: check.looks, progress):
             counts, problems = check.run(self._core.pool)
-            if not problems:  # else the directories are not to be walked
+            if not problems:  # otherwise the directories cannot be walked
                 problems = soundness.problems(self._core.pool, check.decoded)
         return CheckReport(**counts, problems=tuple(problems))
 
@@ -201,10 +201,10 @@ class Store(Group):
         self._hook()
 
     def pin_committed(self) -> Snapshot | None:
-        """The last commit, if what the program sees in arrays and tensors is that; else None. But
-        for idle slots: see `idle_blocks`. No commit waits for it: what they overwrite is kept in
-        memory, at most as much as the store holds. `close` waits until it is closed.
-        """
+        """Pins the last commit, and returns it, if it is what the program sees in arrays and
+        tensors; otherwise returns None. Idle slots do not count: see `idle_blocks`. No commit waits
+        for the pin: pages that commits overwrite are kept in memory, at most as much as the store
+        holds. `close` waits until the pin is closed."""
         from pmstore.engine.snapshot import Snapshot
 
         snapshot = Snapshot(self._core.pool, self._core.pool.info.reserve_bytes)
@@ -296,9 +296,9 @@ class Store(Group):
         self._core.pool.will_write(arrays)
 
     def written(self, arrays: Sequence[Any] = ()) -> bool:
-        """Whether a byte of these arrays and tensors of this store is another than in the last
-        commit. Without any: whether anything was written at all. Looks at what was written only, so
-        it costs no more than that.
+        """Returns whether a byte of these arrays and tensors of this store is another one than in
+        the last commit. Without arrays it returns whether anything was written at all. It looks
+        only at what was written, so it costs no more than that.
 
         Raises: ValueError, TypeError for what is not of this store.
         """
@@ -338,7 +338,7 @@ class Store(Group):
         return None
 
     def rollback(self) -> None:
-        """Back to the last commit, in memory too: arrays show what they held then.
+        """Takes the store back to the last commit, in memory too: arrays show what they held then.
 
         An array that was made since is no longer in the store; it stays readable.
 
@@ -348,8 +348,8 @@ class Store(Group):
         self._go_back(self._core.pool.rollback)
 
     def rewind(self) -> None:
-        """Back to the commit before the last, if it is held (`holds`; see `hold` of
-        `pmstore.open`): once. What is pending is rolled back.
+        """Takes the store back to the commit before the last, once, if that is held (`holds`; see
+        `hold` of `pmstore.open`). What is pending is rolled back.
 
         It is a commit, with an epoch of its own, whose content is that version's: durable on
         return, and a crash leaves the last commit, still with the version before it, or the end.
@@ -371,24 +371,24 @@ class Store(Group):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the caller, thread or task, is in a transaction block."""
+        """Whether the caller, a thread or a task, is in a transaction block."""
         return self._core.pool.block_depth() > 0
 
     # ---- reading beside a writer ----
 
     def refresh(self, keep: bool = False) -> bool:
-        """Shows the last commit of the process that writes to the store: of one opened with mode
-        "r". Returns whether it is another commit than the one that was shown.
+        """Shows the last commit of the process that writes to the store, which is open here with
+        mode "r". Returns whether it is another commit than the one that was shown.
 
         Arrays and tensors that were read before stay what they were; look them up again. In an
-        event loop: `await asyncio.to_thread(store.refresh)`, as a writer that is stopped is waited
-        for, up to 10 seconds.
+        event loop, write `await asyncio.to_thread(store.refresh)`: a writer that is stopped is
+        waited for, up to 10 seconds.
 
         keep: asks the writer to keep this commit for this reader until all of it was read, for up
-            to a minute after the last read: as much memory of the writer's as it holds. Else it
-            keeps a part (at most 64 MiB), and a large array that is rewritten while it is read, or
-            before, raises SnapshotLostError. The writer never waits for a reader: it gives up what
-            it keeps first.
+            to a minute after the last read: as much memory of the writer's as it holds. Without it
+            the writer keeps a part (at most 64 MiB), and a large array that is rewritten while it
+            is read, or before, raises SnapshotLostError. The writer never waits for a reader: it
+            gives up what it keeps first.
 
         Raises: StoreLockedError: a process writes to it and does not answer; SnapshotLostError:
             another store lies at its path; TransactionError: it was not opened with mode="r", or
@@ -429,7 +429,9 @@ class Store(Group):
         self._close(False, False)
 
     def _close(self, commit: bool, raising: bool, kept: bool = False) -> None:
-        """raising: something, that goes on afterwards. kept: what was pending is committed."""
+        """Closes the store. commit: commits what is pending, unless a guard says that it is half of
+        something. raising: an error or an exit goes on afterwards. kept: what was pending is
+        committed already."""
         if self.closed:
             return
         ours = self._core.process == os.getpid()
@@ -464,8 +466,8 @@ class Store(Group):
                 tell(lost, raising)
 
     def _end(self) -> None:
-        """Flushes and copies under way are finished before the state that they read goes; an
-        interrupt ends the waiting, and them."""
+        """Ends flushes and copies that are under way, before the state that they read goes. It
+        waits for them; an interrupt ends the waiting, and them."""
         try:
             if self._core.process == os.getpid():
                 self._core.pool.pins.wait()
@@ -521,7 +523,7 @@ class Store(Group):
         return add(self, self.open_mirrors(), name, tensor)
 
     def open_mirrors(self) -> Mirrors:
-        """What this store mirrors, for parts of pmstore that add to it."""
+        """Returns the store's mirrors, for parts of pmstore that add to them."""
         if self._mirrors is None:
             from pmstore.mirror.mirrors import Mirrors
 
@@ -597,7 +599,7 @@ class Store(Group):
         return handle.wait() if wait else handle
 
     def flush_if_idle(self, tier: str) -> Flush | None:
-        """As `flush`, unless the tier's last flush is still under way, or deletes old epochs: then
+        """Flushes as `flush` does, unless the tier's last flush is still under way, or deletes old epochs: then
         None.
 
         Raises: as `flush`.
@@ -623,14 +625,14 @@ class Store(Group):
 
     @property
     def history(self) -> History:
-        """How the runs that had the store open ended. No roll back touches it."""
+        """The record of how the runs that had the store open ended. No roll back touches it."""
         from pmstore.engine.history import History
 
         return History(self._core.pool)
 
     def hand_over(self, heir: Store) -> None:
-        """To a store that takes this one's place with all that it holds: its history, and that
-        tiers were added here. The latter is pending there."""
+        """Gives a store that takes this one's place its history, and the note that tiers were added
+        here. That note is pending there."""
         from pmstore.tiers.tiers import hand_over
 
         self.history.hand_over(heir.history)
@@ -641,7 +643,7 @@ _open_stores: WeakValueDictionary[int, Store] = WeakValueDictionary()
 
 
 def writable_stores() -> list[Store]:
-    """Those that this process has open for writing."""
+    """Returns the stores that this process has open for writing."""
     return [
         store
         for store in alive(_open_stores)

@@ -298,3 +298,34 @@ PACKAGE = [*MODULES.values(), *sorted((ROOT / "pmstore").rglob("*.[ch]"))]
 @pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_of_the_package_is_longer_than_a_reader_likes(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 700
+
+
+_TO_BE_READ = {"torch"}
+"""Rooms whose docstrings have not been read aloud yet."""
+
+_PREPOSITIONS = re.compile(
+    r"(?:Of|At|In|To|From|For|By|With|After|Before|On|Under|Over|As|Like|Without|Into|Around|Behind"
+    r"|Beside|Between|Among|Against|During|Since|Until|Within|Through|Along|Above|Below)\b"
+)
+
+
+def _docstrings(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yields line, name and text of each docstring of a module, of its classes and functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (
+            text := ast.get_docstring(node)
+        ):
+            yield node.body[0].lineno, getattr(node, "name", path.stem), text
+
+
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if _python_layer(module) not in _TO_BE_READ]
+)
+def test_no_docstring_begins_with_a_preposition(module: str) -> None:
+    """A sentence has a subject, a verb and an object: "Of one store." has none of them."""
+    bare = [
+        f"{number}: {name}: {text.splitlines()[0]}"
+        for number, name, text in _docstrings(MODULES[module])
+        if _PREPOSITIONS.match(text)
+    ]
+    assert not bare, f"{module}: say who does what: {'; '.join(bare)}"

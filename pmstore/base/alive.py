@@ -1,4 +1,4 @@
-"""What is alive of objects that are kept weakly."""
+"""Finds the objects that are alive among those that are kept weakly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ Value = TypeVar("Value")
 
 
 def alive(kept: WeakValueDictionary[Key, Value]) -> list[Value]:
-    """Those that are there now. Not by iterating: other threads, finalizers and signal handlers add
-    some meanwhile."""
+    """Returns the values that are alive now. It does not iterate over the dictionary: other
+    threads, finalizers and signal handlers may add values meanwhile."""
     return [one for reference in kept.valuerefs() if (one := reference()) is not None]

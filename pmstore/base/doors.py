@@ -1,5 +1,5 @@
-"""Packages whose names are imported when they are first used: nobody waits for what he does not
-use."""
+"""Makes packages whose names are imported when they are first used, so that nobody waits for what
+he does not use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 
 def is_there(package: str) -> bool:
-    """Whether it can be imported. Does not import it."""
+    """Returns whether the package can be imported. Does not import it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ValueError:  # somebody's stand-in for it, without a spec
@@ -20,7 +20,7 @@ def is_there(package: str) -> bool:
 def door(
     package: str, homes: Mapping[str, Iterable[str]], modules: Collection[str] = ()
 ) -> Callable[[str], object]:
-    """The `__getattr__` of a package.
+    """Makes the `__getattr__` of a package.
 
     homes: modules, each with the names of it that the package has. modules: of the package, that
         are its own names.
@@ -39,8 +39,8 @@ def door(
         return found
 
     def bind_loaded() -> None:
-        """All names of modules that are there: a finalizer that runs while the interpreter shuts
-        down can import nothing."""
+        """Binds all names of modules that are loaded: a finalizer that runs while the interpreter
+        shuts down can import nothing."""
         for name, module in where.items():
             there = vars(sys.modules[module]) if module in sys.modules else {}  # no door of its own
             if name in there:

@@ -1,4 +1,4 @@
-"""What is asked for names like a store."""
+"""Describes objects that are asked for names as a store is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Held(Protocol):
-    """A store, or an epoch of a tier."""
+    """Is asked for names as a store is: a store, or an epoch of a tier."""
 
     def __contains__(self, name: str, /) -> bool: ...
 

@@ -1,5 +1,5 @@
-"""A file that comes into being at its path whole and durable, or not at all; its owner's alone,
-unless asked otherwise."""
+"""Makes files that come into being at their path whole and durable, or not at all. They are their
+owner's alone, unless asked otherwise."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ them."""
 
 
 def create(path: str | os.PathLike[str], flags: int, mode: int = PRIVATE) -> int:
-    """A descriptor of a file that was not there, which has exactly these permissions: whatever the
-    umask, as who makes it may have to open it again. An `opener` for `open(..., "x")`.
+    """Makes a file that was not there, and returns its descriptor. The file has exactly these
+    permissions, whatever the umask: whoever makes it may have to open it again. Use it as an
+    `opener` for `open(..., "x")`.
 
     Raises: OSError.
     """
@@ -34,7 +35,7 @@ def create(path: str | os.PathLike[str], flags: int, mode: int = PRIVATE) -> int
 
 
 def absent(path: str | os.PathLike[str]) -> Path:
-    """The path, where nothing may be.
+    """Returns the path, where nothing may be.
 
     Raises: FileExistsError.
     """
@@ -47,8 +48,8 @@ def absent(path: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def part_of(target: Path) -> Iterator[Path]:
-    """Where the file is made: beside its path, under a name that nobody has. It is gone afterwards,
-    if it was not published, and no error names it.
+    """Yields the path where the file is made: beside its own path, under a name that nobody has.
+    The part is gone afterwards if it was not published, and no error names it.
 
     Raises: FileNotFoundError: there is no such directory.
     """
@@ -62,7 +63,7 @@ def part_of(target: Path) -> Iterator[Path]:
     except Exception as error:
         if isinstance(error, OSError) and str(error.filename) == str(part):
             error.filename = str(target)
-        if getattr(error, "path", None) == str(part):  # of a store
+        if getattr(error, "path", None) == str(part):  # an error of a store names its file so
             error.path = str(target)  # type: ignore[attr-defined]
         error.args = tuple(
             one.replace(str(part), str(target)) if isinstance(one, str) else one
@@ -74,7 +75,7 @@ def part_of(target: Path) -> Iterator[Path]:
 
 
 def publish(part: Path, target: Path) -> None:
-    """Gives the file, which is durable, its name; the name is durable on return.
+    """Gives the file, which is durable already, its name. The name is durable on return.
 
     Raises: FileExistsError if somebody else was faster.
     """
@@ -87,7 +88,7 @@ _RENAME_NOREPLACE = 1
 
 
 def _rename_new(part: Path, target: Path) -> None:
-    """In one step, which fails where something is."""
+    """Renames in one step, which fails if there is something at the target."""
     libc = ctypes.CDLL(None, use_errno=True)
     code = errno.ENOSYS
     if hasattr(libc, "renameat2"):
@@ -97,12 +98,12 @@ def _rename_new(part: Path, target: Path) -> None:
         code = ctypes.get_errno()
     if code not in (errno.EINVAL, errno.ENOSYS):
         raise OSError(code, os.strerror(code), str(target))
-    os.link(part, target)  # a file system without the flag
+    os.link(part, target)  # the file system does not know the flag
     os.unlink(part)
 
 
 def rename(part: Path, target: Path) -> None:
-    """As `publish`, and what was at the path is replaced."""
+    """Gives the file its name as `publish` does, and replaces what was at the path."""
     os.replace(part, target)
     _sync_names(target.parent)
 
@@ -119,7 +120,8 @@ def _sync_names(directory: Path) -> None:
 
 
 def write_over(path: str | os.PathLike[str], content: bytes, mode: int = PRIVATE) -> None:
-    """What was at the path is replaced, by one rename. mode: permissions of the file.
+    """Writes a file, and replaces what was at the path by one rename. mode: permissions of the
+    file.
 
     Raises: OSError, and then it is as it was; FileExistsError: what is there is no plain file.
     """
@@ -135,8 +137,8 @@ def write_over(path: str | os.PathLike[str], content: bytes, mode: int = PRIVATE
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str], mode: int = PRIVATE) -> Iterator[BinaryIO]:
-    """The file, for writing; it has the path when the block ends without an exception. mode: its
-    permissions.
+    """Opens a new file for writing. It has the path when the block ends without an exception. mode:
+    its permissions.
 
     Raises: FileExistsError if there is something at the path; OSError.
     """

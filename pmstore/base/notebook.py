@@ -1,5 +1,5 @@
-"""What stores, groups, lists and reports look like in a notebook: tables, and small pictures in the
-colour of the text, so that they fit a light and a dark page."""
+"""Draws what stores, groups, lists and reports look like in a notebook: tables, and small pictures
+in the colour of the text, so that they fit a light and a dark page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH, _HEIGHT = 240, 48
 
 
 class Drawn(str):
-    """HTML as it is. All else is escaped."""
+    """A piece of HTML that is shown as it is. All other text is escaped."""
 
     __slots__ = ()
 
@@ -25,7 +25,8 @@ def table(
     total: int,
     picture: Drawn | None = None,
 ) -> str:
-    """HTML of at most `SHOWN` rows out of total. Everything is escaped: names come from the file.
+    """Returns the HTML of at most `SHOWN` rows out of total. Everything is escaped: names come from
+    the file.
 
     >>> table("<x>", ["n"], [["a&b"]], 2)
     '<p>&lt;x&gt;</p><table><tr><th>n</th></tr><tr><td>a&amp;b</td></tr></table><p>and 1 more</p>'
@@ -49,13 +50,13 @@ def table(
 
 
 def facts(title: str, told: Iterable[tuple[str, object]], picture: Drawn | None = None) -> str:
-    """HTML of a report: names, each with what is said of it."""
+    """Returns the HTML of a report: names, each with what is said of it."""
     rows = [*told]
     return table(title, ("", ""), rows, len(rows), picture)
 
 
 def share(part: float, whole: float, width: int = 96) -> Drawn:
-    """A bar that is filled as far as the part goes.
+    """Draws a bar that is filled as far as the part goes.
 
     >>> "25 %" in share(1, 4), "0 %" in share(1, 0)
     (True, True)
@@ -70,7 +71,8 @@ def share(part: float, whole: float, width: int = 96) -> Drawn:
 
 
 def curve(values: Sequence[float]) -> Drawn | None:
-    """A line through the values, left to right; None if there are not two that can be drawn."""
+    """Draws a line through the values, from left to right. Returns None if fewer than two can be
+    drawn."""
     finite = [(at, float(value)) for at, value in enumerate(values) if isfinite(value)]
     if len(finite) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Reads sizes as people write them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS: dict[str, int] = {
 
 
 def parse_size(size: int | str | None, what: str = "size") -> int:
-    """Bytes of `4096`, `"4GiB"` (1024) or `"500 MB"` (1000); None is 0.
+    """Returns the bytes of `4096`, `"4GiB"` (1024) or `"500 MB"` (1000); None is 0.
 
     Raises: TypeError, ValueError.
 

@@ -1,4 +1,4 @@
-"""Reading what strangers made."""
+"""Guards the code that reads what strangers made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pmstore.errors import CorruptStoreError, PmstoreError
 
 
 def refuse(place: str, error: Exception) -> NoReturn:
-    """Makes what a library raised about a file's bytes our own error. place: the file, and where in
-    it.
+    """Raises our own error for what a library raised about a file's bytes. place: the file, and
+    where in it.
 
     Libraries raise what comes: a decoder's errors are no promise of theirs. What the operating
     system refuses, and what is missing (a package), stays what it is.
@@ -32,7 +32,7 @@ def refuse(place: str, error: Exception) -> NoReturn:
 
 @contextlib.contextmanager
 def sound(place: str) -> Iterator[None]:
-    """Around what reads a file's bytes: see `refuse`."""
+    """Wraps what reads a file's bytes: see `refuse`."""
     try:
         yield
     except Exception as error:

@@ -11,7 +11,7 @@ machine, and how its runs went here."""
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things.
+    """Writes a number of things.
 
     >>> counted(1, "commit"), counted(20_000, "name")
     ('1 commit', '20,000 names')
@@ -20,9 +20,9 @@ def counted(count: int, noun: str) -> str:
 
 
 def is_own_name(path: str) -> bool:
-    """Whether the path, from the store's top, is the library's own. What files of others say under
-    such a name would be obeyed, as by a tier that is flushed to: it is neither imported nor loaded,
-    nor exported or dumped for others.
+    """Returns whether the path, from the store's top, is the library's own. What a stranger's file
+    says under such a name would be obeyed, as by a tier that is flushed to. So such names are
+    neither imported nor loaded, and not exported or dumped for others.
 
     >>> (
     ...     is_own_name(".pmstore/tiers/disk"),
@@ -46,7 +46,7 @@ def warn_of_own_names(source: str, left_out: Iterable[str], stacklevel: int = 2)
 
 
 def encode_name(name: str) -> str:
-    """Any name as one component of a store path: the separator "/" and "%" are escaped.
+    """Returns any name as one component of a store path: the separator "/" and "%" are escaped.
 
     >>> encode_name("encoder.layers.0.weight"), encode_name("a/b")
     ('encoder.layers.0.weight', 'a%2Fb')
@@ -55,7 +55,7 @@ def encode_name(name: str) -> str:
 
 
 def decode_name(component: str) -> str:
-    """The name that `encode_name` was given.
+    """Returns the name that `encode_name` was given.
 
     >>> decode_name("a%2Fb"), decode_name(encode_name("100%2F"))
     ('a/b', '100%2F')

@@ -33,7 +33,7 @@ class WorkerError(RuntimeError):
 
 
 class _Life:
-    """An object that one thread alone refers to."""
+    """Lives as long as one thread, which alone refers to it."""
 
     __slots__ = ("__weakref__", "ident")
 
@@ -42,7 +42,7 @@ class _Life:
 
 
 class Worker:
-    """A daemon thread that calls target(*arguments) once. What that raises goes to
+    """Runs target(*arguments) once, in a daemon thread. What that raises goes to
     `threading.excepthook`."""
 
     def __init__(self, name: str, target: Callable[..., object], *arguments: object) -> None:
@@ -53,8 +53,8 @@ class Worker:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Starts the thread, once. An interrupt in it leaves a worker that is alive or not, and
-        says which.
+        """Starts the thread; it is called once. An interrupt in it leaves a worker that is alive or
+        not, and says which.
 
         Raises: WorkerError: the system refuses one more thread.
         """
@@ -71,13 +71,13 @@ class Worker:
                 "limit, and try again"
             ) from error
         finally:
-            # else whoever handles an error, or an interrupt, would keep it by the traceback
+            # otherwise the traceback of an error or interrupt would keep it
             del life
 
     @property
     def alive(self) -> bool:
-        """Whether it was started, and has not ended. In a fork child no thread of the parent's is
-        alive."""
+        """Whether the thread has been started and has not ended. In a fork child no thread of the
+        parent's is alive."""
         return self._life is not None and self._life() is not None and self._process == os.getpid()
 
     @property
@@ -87,7 +87,7 @@ class Worker:
         return life is not None and life.ident == _thread.get_ident()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until it has ended; False: it has not yet."""
+        """Waits until the thread has ended. Returns False if it has not ended in that time."""
         try:
             return wait_for(self._ended, self, timeout)
         except WorkerError:
@@ -120,7 +120,8 @@ def wait_for(
     timeout: float | None,
     given_up: threading.Event | None = None,
 ) -> bool:
-    """Waits for an event that a worker sets. False: it has not been yet, or somebody gave it up.
+    """Waits for an event that a worker sets. Returns False if it has not been set in that time, or
+    somebody gave it up.
 
     Raises: WorkerError: it never will be: the worker was not started, or has ended.
     """

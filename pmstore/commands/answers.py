@@ -1,4 +1,4 @@
-"""What info, ls and check answer. Without typer: `quick` asks too."""
+"""Prints what info, ls and check answer. typer is not imported here: `quick` calls these too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _TITLES = 10
 """Columns of the titles in `Info`'s own lines."""
 STYLES = {"group": "blue", "list": "yellow", "value": "green"}
-"""Of names, by what they are."""
+"""The colours of names, by the kind of what has them."""
 
 
 def _say_json(told: object) -> None:
@@ -30,7 +30,7 @@ def _say_json(told: object) -> None:
 
 
 def info(path: Path, as_json: bool = False) -> None:
-    """What a store is."""
+    """Prints what a store is."""
     from pmstore.show.shades import heap_line
 
     with reading(path) as store:
@@ -75,7 +75,7 @@ def _tier_line(path: Path, tier: dict[str, Any]) -> str:
 
 
 def _tiers(store: Store) -> Iterator[dict[str, Any]]:
-    """What the store remembers of tiers."""
+    """Yields what the store remembers of its tiers."""
     try:
         strange = store._open_tiers().strange
         for name, tier in store.tiers.items():
@@ -91,7 +91,7 @@ def _tiers(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def ls(path: Path, group: str = "", recursive: bool = False, as_json: bool = False) -> None:
-    """The names of a store or group."""
+    """Prints the names of a store or group."""
     with reading(path) as store:
         place = find(store, group) if group else store
         if not isinstance(place, Group):
@@ -115,12 +115,12 @@ def ls(path: Path, group: str = "", recursive: bool = False, as_json: bool = Fal
 
 
 def shape(entry: Entry) -> str:
-    """As 3x4; "" for what has none."""
+    """Writes a shape as 3x4; "" for an entry that has none."""
     return "" if entry.shape is None else "x".join(map(str, entry.shape)) or "scalar"
 
 
 def extent(entry: Entry) -> str:
-    """How large it is, or how many are in it."""
+    """Writes how large an entry is, or how many names or items are in it."""
     return size(entry.nbytes) if entry.items is None else entry.extent()
 
 
@@ -136,7 +136,7 @@ def _row(prefix: str, entry: Entry) -> dict[str, Any]:
 
 
 def check(path: Path, as_json: bool = False) -> None:
-    """Whether a store is sound."""
+    """Prints whether a store is sound. Exit code 1 if it is not."""
     with reading(path) as store, bar("checking", objects=True) as show:
         report = store.check(progress=show)
     notes = []

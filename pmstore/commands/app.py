@@ -44,7 +44,7 @@ def _options(
         typer.Option("--version", callback=_tell_version, is_eager=True, help="Say it, and end."),
     ] = False,
 ) -> None:
-    """Options of the application itself."""
+    """Declares the options of the application itself."""
 
 
 def _permissions(text: str | int) -> int:
@@ -58,7 +58,7 @@ def _permissions(text: str | int) -> int:
 
 
 def text_word(word: str) -> str:
-    """For arguments and options that are names or text."""
+    """Parses arguments and options that are names or text."""
     try:
         return utf8(word)
     except ValueError as error:

@@ -86,8 +86,8 @@ def set_value(
         bool, typer.Option("--file", "-f", help="VALUE is a .npy file, to be stored as an array.")
     ] = False,
 ) -> None:
-    """Stores a value under a name, replacing what was there. One commit. Groups on the path are
-    created.
+    """Stores a value under a name, replacing what was there. It is one commit. Groups on the path
+    are created.
 
     Example: pmstore set run.pm config/lr 0.001
 
@@ -151,7 +151,7 @@ def _load(path: str) -> Any:
         try:
             with sound(path):
                 header = read_header(file)
-        except CorruptStoreError as error:  # of the question, not of the store
+        except CorruptStoreError as error:  # the file of the question is damaged, not the store
             raise ValueError(str(error)) from None
         if header.header_bytes + header.data_bytes > os.fstat(file.fileno()).st_size:
             raise ValueError(
@@ -178,8 +178,8 @@ def rm(
         bool, typer.Option("--recursive", "-r", help="Groups too, with all they hold.")
     ] = False,
 ) -> None:
-    """Removes names: all of them, or none if one is wrong. One commit; works when the store is
-    full.
+    """Removes names: all of them, or none if one is wrong. It is one commit, and works when the
+    store is full.
 
     Room is reused by the store. To make the file smaller: pmstore compact.
 

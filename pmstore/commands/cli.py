@@ -25,7 +25,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """One line, as errors are."""
+    """Prints a warning in one line, as errors are printed."""
     _remark(str(message))
 
 
@@ -36,8 +36,8 @@ def _remark(text: str) -> None:
 
 
 def _stand_in() -> None:
-    """For standard streams that are closed: a store that is opened would take the place of one of
-    them, and have messages written into it.
+    """Opens /dev/null in the place of standard streams that are closed: otherwise a store that is
+    opened would take the place of one of them, and have messages written into it.
 
     What is written to a closed standard output fails as it would have without this.
     """
@@ -57,7 +57,7 @@ def _stand_in() -> None:
 
 
 def main() -> None:
-    """Entry point of the command line."""
+    """Runs the command line, and ends the process with its exit code."""
     _stand_in()
     if hasattr(sys.stdout, "reconfigure"):  # what the locale cannot show is shown as an escape
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -111,7 +111,8 @@ def _run(words: list[str]) -> int:
 
 
 def _wrong_words(error: Any) -> int:
-    """Typer's own errors, whichever version of click it brings: what is wrong with the words."""
+    """Says what is wrong with the words of the command line, and returns the exit code. The errors
+    are typer's own, whichever version of click it brings."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
@@ -123,7 +124,7 @@ def _wrong_words(error: Any) -> int:
 
 
 def _flushed(end: SystemExit) -> int:
-    """The exit code, once the answer is out."""
+    """Returns the exit code once the answer is out."""
     code = end.code if isinstance(end.code, int) else 0 if end.code is None else 2
     try:
         sys.stdout.flush()
@@ -133,8 +134,8 @@ def _flushed(end: SystemExit) -> int:
 
 
 def _lost(error: OSError) -> int:
-    """The answer could not be written. Where nobody reads on (`| head`), there is nothing to
-    say."""
+    """Says that the answer could not be written, and returns the exit code. Where nobody reads on
+    (`| head`), there is nothing to say."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     if isinstance(error, BrokenPipeError):
         return 1

@@ -40,7 +40,7 @@ _OUTPUT = "standard output"
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Around what writes to the standard output: its errors are told from those of files."""
+    """Wraps what writes to the standard output, so that its errors are told from those of files."""
     try:
         yield
     except OSError as error:
@@ -49,25 +49,25 @@ def answering() -> Iterator[None]:
 
 
 def say(*lines: str) -> None:
-    """Lines of the answer."""
+    """Prints lines of the answer to the standard output."""
     with answering():
         for line in lines:
             print(line)
 
 
 def remark(text: str) -> None:
-    """A line for the person, beside the answer."""
+    """Prints a line for the person, beside the answer."""
     print(f"pmstore: {printable(text)}", file=sys.stderr)
 
 
 def confirmed(question: str) -> bool:
-    """Whether the person says yes; nobody there is a no."""
+    """Returns whether the person says yes; nobody there is a no."""
     print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def utf8(word: str) -> str:
-    """A word of the command line as a name of a store: UTF-8, whatever the locale.
+    """Returns a word of the command line as a name of a store: UTF-8, whatever the locale.
 
     Raises: ValueError.
     """
@@ -80,7 +80,7 @@ def utf8(word: str) -> str:
 
 
 def fail(message: str, code: int) -> SystemExit:
-    """The end of the command, to be raised; the message is told."""
+    """Prints the message, and returns the end of the command, which the caller raises."""
     remark(message)
     return SystemExit(code)
 
@@ -136,12 +136,12 @@ ANSWERS = (
 
 
 def exit_code(error: BaseException) -> int:
-    """1 for bad news, 2 for a wrong question."""
+    """Returns the exit code for an error: 1 for bad news, 2 for a wrong question."""
     return 1 if isinstance(error, (CorruptStoreError, UncleanMachineCrashError)) else 2
 
 
 def one_line(error: BaseException) -> str:
-    """The error in the words of the command line."""
+    """Says the error in one line, in the words of the command line."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, PmstoreError) and error.problem:
         remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), "")
@@ -160,7 +160,7 @@ def one_line(error: BaseException) -> str:
 
 
 def existing(path: Path) -> None:
-    """Ends the command where there is nothing."""
+    """Ends the command if there is nothing at the path."""
     if not path.exists():
         raise fail(f"{path}: no such store", 2)
     if path.is_dir():
@@ -170,7 +170,7 @@ def existing(path: Path) -> None:
 
 
 def opened(path: Path, mode: Any, **options: Any) -> Store:
-    """The store; a command that would have to make it ends where there is none."""
+    """Opens the store. A command that would have to make it ends where there is none."""
     if mode in ("r", "r+"):
         existing(path)
     return open_store(path, mode, **options)
@@ -178,8 +178,8 @@ def opened(path: Path, mode: Any, **options: Any) -> Store:
 
 @contextmanager
 def room_for(path: Path, size_: str | int | None) -> Iterator[None]:
-    """Where a store of this size is made: its folder is there, and how much room it has is told if
-    it is too little."""
+    """Wraps the making of a store of this size. Ends the command if the folder is not there, and
+    tells how much room it has if that is too little."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ValueError(f"{path.parent}: there is no such directory: make it first")
@@ -197,8 +197,8 @@ def room_for(path: Path, size_: str | int | None) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path, *, lock: bool = False, keep: bool = False) -> Iterator[Store]:
-    """The store, for reading; lock: where nobody has it open; keep: a program that writes to it
-    keeps this commit until the end. Its errors end the command."""
+    """Opens the store for reading; its errors end the command. lock: only where nobody else has it
+    open; keep: a program that writes to it keeps this commit until the end."""
     with ending(), opened(path, "r", lock=lock) as store:
         if keep:
             store.refresh(keep=True)
@@ -207,7 +207,8 @@ def reading(path: Path, *, lock: bool = False, keep: bool = False) -> Iterator[S
 
 @contextmanager
 def reading_all(path: Path) -> Iterator[Store]:
-    """The store, to read all of it. Where nobody has it open nothing is copied into memory."""
+    """Opens the store to read all of it. Where nobody has it open, nothing is copied into
+    memory."""
     with ending():
         try:
             store = opened(path, "r", lock=True)
@@ -220,14 +221,14 @@ def reading_all(path: Path) -> Iterator[Store]:
 
 @contextmanager
 def writing(path: Path, mode: Literal["r+", "a", "x"] = "r+", **options: Any) -> Iterator[Store]:
-    """The store, for one change that happens as a whole or not at all. Its errors end the
+    """Opens the store for one change that happens as a whole or not at all. Its errors end the
     command."""
     with ending(), opened(path, mode, **options) as store, store.transaction():
         yield store
 
 
 def find(store: Store, name: str) -> Any:
-    """What has the name. Ends the command if nothing has."""
+    """Returns what has the name. Ends the command if nothing has it."""
     try:
         return store[name]
     except KeyError:
@@ -238,8 +239,8 @@ def find(store: Store, name: str) -> Any:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error while bytes are worked on, if a person looks. The function is called
-    with bytes done since."""
+    """Shows a bar on standard error while bytes are worked on, if a person looks. The function that
+    it yields is called with the bytes done since the last call."""
     with bar(what) as show:
         done = 0
 
@@ -253,7 +254,8 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def bar(what: str, *, objects: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """As `progress`; the function is called with bytes, or objects, done, and in all."""
+    """Shows a bar as `progress` does. The function that it yields is called with the bytes, or
+    objects, that are done, and with how many there are in all."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -276,7 +278,7 @@ def bar(what: str, *, objects: bool = False) -> Iterator[Callable[[int, int], No
 
 
 def console(*, stderr: bool = False) -> Console:
-    """rich's, for what it draws."""
+    """Makes a console of rich's, for what rich draws."""
     from rich.console import Console
 
     # Made for each command, so that it writes to the standard output of that moment.

@@ -1,5 +1,5 @@
-"""What the shell is offered for an argument or option: names and groups of the store that was
-given, its tiers, epochs of a tier, words of a closed set.
+"""Offers the shell what an argument or option can be: names and groups of the store that was given,
+its tiers, epochs of a tier, words of a closed set.
 
 A stranger chose the names in a stranger's store: see `_offered`.
 """
@@ -21,8 +21,8 @@ _PLAIN = re.compile(r"[\w./@%+,][\w./@%+,=-]*")
 
 
 def _offered(name: str) -> str | None:
-    """The name as the shell that asks may have it on its command line: a stranger chose the names
-    in a stranger's store.
+    """Returns the name as the shell that asks may have it on its command line: in a stranger's
+    store, a stranger chose the names.
 
     bash inserts what it gets, so it is quoted here. Other shells quote by themselves, but there
     typer's scripts evaluate what they get: a name is plain, or has blanks, or is not offered. Nor
@@ -57,7 +57,8 @@ Completer = Callable[[typer.Context, str], list[str]]
 
 
 def _quietly(look: Callable[[dict[str, Any], str], Iterable[str]]) -> Completer:
-    """A shell that completes is no place for messages."""
+    """Makes a completer that says nothing when it fails: a shell that completes is no place for
+    messages."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
         try:
@@ -69,8 +70,8 @@ def _quietly(look: Callable[[dict[str, Any], str], Iterable[str]]) -> Completer:
 
 
 def _given(context: typer.Context) -> dict[str, Any]:
-    """Arguments and options before the word. While an option waits for its value, arguments have
-    not been given out yet."""
+    """Returns the arguments and options before the word. While an option waits for its value, typer
+    has not given the arguments out yet: they are taken from the words."""
     given = dict(context.params)
     words = list(context.args)
     for one in context.command.params:
@@ -80,7 +81,7 @@ def _given(context: typer.Context) -> dict[str, Any]:
 
 
 def one_of(*words: str) -> Completer:
-    """Of a closed set."""
+    """Makes a completer that offers the words of a closed set."""
     return _quietly(lambda given, incomplete: words)
 
 
@@ -96,7 +97,7 @@ def _entries(given: dict[str, Any], incomplete: str, groups_only: bool) -> list[
 
 
 def _groups(given: dict[str, Any], incomplete: str) -> list[str]:
-    """With and without the slash: a group is an answer, and a way to those in it."""
+    """Offers groups with and without the slash: a group is an answer, and a way to those in it."""
     found = _entries(given, incomplete, True)
     return [told for name in found for told in (name.removesuffix("/"), name)]
 
@@ -107,8 +108,8 @@ def _tiers(given: dict[str, Any], incomplete: str) -> list[str]:
 
 
 def _told_epochs(given: dict[str, Any]) -> list[Any]:
-    """Of a tier in a directory: to ask a network takes longer than a person waits for a
-    completion."""
+    """Returns the epochs of a tier in a directory; of a tier elsewhere, none: to ask a network
+    takes longer than a person waits for a completion."""
     from pmstore import tiers
 
     url = str(given["url"])

@@ -59,7 +59,8 @@ def _row(trial: Trial) -> dict[str, object]:
 
 
 def _points(at: str | None, job: bool) -> list[Any]:
-    """What --at gives: points, of a job pairs of a rank and a point."""
+    """Parses --at: persistence points, or for a job pairs of a rank and a point. Ends the command
+    if they are no numbers."""
     try:
         if not job:
             return [int(point) for point in at.split(",")] if at else []
@@ -75,7 +76,8 @@ def _points(at: str | None, job: bool) -> list[Any]:
 
 
 def _again(trial: Trial, stores: Sequence[str]) -> str:
-    """The --at that repeats the trial; empty: some of its kills came at times, or to all ranks."""
+    """Returns the --at that repeats the trial. It is empty if some of its kills came at times, or
+    to all ranks."""
     if not all(kill.primitive and not kill.whole for kill in trial.kills):
         return ""
     ranks = [f"{stores.index(kill.victim)}:" if kill.victim else "" for kill in trial.kills]
@@ -132,7 +134,7 @@ def _junit(result: CrashTestResult) -> str:
 
 
 def _in_xml(text: str) -> str:
-    """What a program said, without what XML cannot hold."""
+    """Returns what a program said, without what XML cannot hold."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
 
 
@@ -198,8 +200,8 @@ def crashtest(
 ) -> None:
     """Kills a training program, resumes it, and says what was lost.
 
-    Again and again. The program is run in copies of the working directory. Exit code 1 if any trial
-    was not a clean resume.
+    It does so again and again, in copies of the working directory. Exit code 1 if any trial was not
+    a clean resume.
 
     Example: pmstore crashtest --trials 50 -- python train.py --steps 200
 

@@ -1,4 +1,4 @@
-"""JSON as an array of a dtype, without loss: what the dtype cannot hold is refused."""
+"""Makes an array of a dtype of JSON, without loss: what the dtype cannot hold is refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ DTYPES = (
     *("float16", "float32", "float64", "complex64", "complex128", "bool"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
-"""Those that are offered; any of numpy's is taken."""
+"""The dtypes that the shell is offered. Any dtype of numpy's is taken."""
 
 
 def exact_array(parsed: Any, dtype: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """The array of what JSON said. Floats are rounded to the nearest that the dtype has.
+    """Returns the array that the JSON describes. Floats are rounded to the nearest that the dtype
+    has.
 
     Raises: ValueError: an element is of another kind, out of range, too long, or not whole; lists
         of different lengths; no such dtype.
@@ -54,7 +55,7 @@ def _elements(parsed: Any) -> Iterator[Any]:
 
 
 def _problem(element: Any, kind: np.dtype[Any]) -> str:
-    """Why the dtype cannot hold it; "" if it can, or numpy is to say."""
+    """Says why the dtype cannot hold the element; "" if it can, or numpy is to say."""
     if kind.kind in "SU":
         if not isinstance(element, str):
             return "it is no text"

@@ -116,8 +116,8 @@ def import_(
         ),
     ] = None,
 ) -> None:
-    """Copies arrays of a safetensors or npz file into a store. One commit; the store is made if
-    there is none.
+    """Copies arrays of a safetensors or npz file into a store. It is one commit. The store is made
+    if there is none.
 
     Example: pmstore import model.safetensors run.pm --group pretrained --tensors
 

@@ -14,9 +14,10 @@ from pmstore.commands.app import GroupName, Json, StorePath, app
 def info(path: StorePath, as_json: Json = False) -> None:
     """Says what a store is: domain, sizes, commits, recovery.
 
-    And a map of the heap. It has a line for each segment of the file (it begins with one, and each
-    growth adds one): 64 cells (fewer, where there is little room) from the segment's first byte of
-    data to its last, darker the more of the cell is in use.
+    It also draws a map of the heap. The map has a line for each segment of the file (the file
+    begins with one, and each growth adds one). A line has 64 cells (fewer, where there is little
+    room) from the segment's first byte of data to its last. The more of a cell is in use, the
+    darker it is.
 
     Example: pmstore info run.pm
 
@@ -36,7 +37,7 @@ def ls(
 ) -> None:
     """Lists the names of a store or group, with what they hold.
 
-    Sizes are bytes of data; of slots, those of one version. Of groups and lists it is told how many
+    Sizes are bytes of data; of slots, those of one version. For groups and lists it tells how many
     names or items they have.
 
     Example: pmstore ls -r run.pm run/model

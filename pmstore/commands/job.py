@@ -19,7 +19,7 @@ from pmstore.show.terminal import Column, Terminal, printable
 
 @dataclass(frozen=True)
 class _Job:
-    """One run, as all the stores have it."""
+    """One run, as all the stores of the ranks have it."""
 
     run: str
     members: list[Member]
@@ -61,7 +61,7 @@ def _told(key: Key) -> dict[str, Any]:
 
 
 def _gather(paths: list[Path]) -> list[_Job]:
-    """The runs of the stores; a store may lack one that another has."""
+    """Gathers the runs of the stores. A store may lack a run that another one has."""
     found, bare = {}, {}
     for path in paths:
         with closing(opened(path, "r")) as store:
@@ -86,14 +86,14 @@ def job(
 
     Each rank can produce the generation that it committed last and, while it is in doubt (it does
     not know that all have that one), the generation before. The job goes on from the newest that
-    all can produce. Reads only.
+    all can produce. The stores are only read.
 
-    With --adopt, where the stores of other ranks are lost and each rank has the whole model, as
-    with DistributedDataParallel: the store is taken out of its job, with its last commit. Copy it,
-    once for each rank, and start the job again. What was each rank's own (generators, attributes)
-    is that rank's at all of them then.
+    --adopt takes a store out of its job, with its last commit. Use it where the stores of other
+    ranks are lost and each rank has the whole model, as with DistributedDataParallel. Copy the
+    store, once for each rank, and start the job again. Then all ranks have what was this rank's own
+    (generators, attributes).
 
-    Exit code 1 if there is none, and why.
+    Exit code 1 if there is no such generation; the command says why.
 
     Example: pmstore job /dev/shm/rank0.pm /dev/shm/rank1.pm
     """
@@ -126,7 +126,8 @@ def job(
 
 
 def _adopt(path: Path) -> None:
-    """Each of its steps may be done again."""
+    """Takes each run of the store out of its job: a new job may begin with it. Each step of this
+    may be done again after a crash."""
     with reading(path, lock=True) as store:
         held, domain, runs = store.holds, store.info().domain, members(store, str(path))
     adopted = {run: one for run, one in runs.items() if one.record is not None}

@@ -13,7 +13,8 @@ from pmstore.commands.table import TABLE
 
 
 def _strangers() -> dict[str, EntryPoint]:
-    """Commands of other packages, by name: importing what each names registers it."""
+    """Returns commands of other packages by name. To import what a name stands for registers its
+    command."""
     return {one.name: one for one in entry_points(group="pmstore.commands")}
 
 

@@ -23,8 +23,8 @@ DumpPath = Annotated[
 
 @app.command()
 def dump(path: StorePath, out: DumpPath, mode: Mode = PRIVATE) -> None:
-    """Writes all that a store holds into one portable file. For other versions and machines,
-    archives, pipes.
+    """Writes all that a store holds into one portable file. Use it for other versions and machines,
+    archives and pipes.
 
     It holds names, values, descriptions and bytes in msgpack, with a checksum; no code. It is as
     large as what the store holds.

@@ -1,4 +1,5 @@
-"""The plain forms of what is asked most, without typer: to import it takes as long as the answer.
+"""Answers the plain forms of what is asked most, without typer: to import typer takes as long as
+the answer.
 
 Words that are not plain (an option that is not known here, a missing store, `--help`) are left to
 the application, which knows all of them.
@@ -18,14 +19,15 @@ FORMS: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
     "check": ("answers", ("path",), _JSON),
     "show": ("showing", ("path", "name"), _JSON),
 }
-"""Of a command: the module whose function of its name answers, the arguments by position (the first
-is a path, and needed), and the flags."""
+"""For each command: the module whose function of the command's name answers, the arguments by
+position (the first is a path, and needed), and the flags."""
 _NEEDED = {"show": 2}
-"""Arguments without which typer says what is missing; of the others it is one."""
+"""How many arguments a command needs, where it is not one. With fewer, typer says what is
+missing."""
 
 
 def understood(words: Sequence[str]) -> Callable[[], None] | None:
-    """What answers the words; None: they are typer's."""
+    """Returns the function that answers the words; None if they are left to typer."""
     if not words or words[0] not in FORMS:
         return None
     name = words[0]

@@ -26,7 +26,7 @@ _BOTH = 0b11
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is wrong that can be mended."""
+    """Says what is wrong with a store that can be mended."""
 
     unclean: bool
     report: CheckReport
@@ -53,7 +53,7 @@ class _Plan:
         return found
 
     def sound(self) -> bool:
-        """But for what can be mended."""
+        """Returns whether the store is sound but for what can be mended."""
         return len(self.report.problems) == 0 or self.report.leaks > 0
 
 

@@ -24,8 +24,8 @@ def resolve(
 
     A store that was open with hold=True when its program died holds the version before its last
     commit (pmstore info tells). So does one of a job of several ranks: there it is not known that
-    all ranks have the last commit, and the job, attached again, finds out by itself. By hand: all
-    its stores have to be at the same step afterwards (pmstore info tells the epoch).
+    all ranks have the last commit, and the job, attached again, finds out by itself. If you decide
+    by hand, all its stores have to be at the same step afterwards (pmstore info tells the epoch).
 
     Exit code 1 if nothing is held.
 
@@ -38,7 +38,7 @@ def resolve(
             "go on from",
             2,
         )
-    with reading(path, lock=True) as store:  # while it is written, only its writer knows
+    with reading(path, lock=True) as store:  # while a store is written, only its writer knows this
         held, domain = store.holds, store.info().domain
     if not held:
         raise fail(f"{path}: nothing is held: the last commit is final", 1)

@@ -21,10 +21,11 @@ def show(
 ) -> None:
     """Shows what a name holds, with a small picture of arrays.
 
-    Of an array shape, dtype, statistics, the picture and its first and last elements; a value as it
-    is. The picture is a curve or, of few elements, a line of bars (1-d, and lists of numbers),
-    shades (2-d, means of neighbours), or a histogram from the least to the greatest. Of slots it
-    shows the current version.
+    For an array it shows shape, dtype, statistics, the picture, and the first and last elements. A
+    value is shown as it is. Arrays of one dimension, and lists of numbers, are drawn as a curve, or
+    as a line of bars if there are few elements. Arrays of two dimensions are drawn in shades (means
+    of neighbours). Others, and very large ones, are drawn as a histogram from the least to the
+    greatest. For slots it shows the current version.
 
     Example: pmstore show run.pm config
 

@@ -1,4 +1,4 @@
-"""What show answers. Without typer: `quick` asks too."""
+"""Prints what show answers. typer is not imported here: `quick` calls it too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DRAWN = 1 << 16
 
 
 def show(path: Path, name: str, limit: int = LIMIT, as_json: bool = False) -> None:
-    """What a name of the store holds."""
+    """Prints what a name of the store holds."""
     with reading(path, keep=True) as store:
         value = find(store, name)
         slots = isinstance(value, Slots)
@@ -65,7 +65,8 @@ def _is_array(value: Any) -> bool:
 
 
 def _about(value: Any) -> dict[str, Any]:
-    """kind, dtype, shape, bytes."""
+    """Describes a value: its kind, and what its kind has of dtype, shape, bytes, names, items,
+    type."""
     if isinstance(value, Group):
         return {"kind": "group", "names": len(value)}
     if isinstance(value, List):
@@ -99,8 +100,8 @@ def _item_bytes(value: Any) -> int:
 
 
 def _some(value: Any, part: slice) -> Any:
-    """Some of the elements, as Python's own; as bytes (or pairs of them) where torch knows no
-    numbers."""
+    """Returns some of the elements as Python's own numbers; as bytes (or pairs of them) where torch
+    knows no numbers."""
     if hasattr(value, "data_ptr"):
         plain = value.detach()
         import torch
@@ -108,7 +109,7 @@ def _some(value: Any, part: slice) -> Any:
         if not dtypes.has_numbers(plain.dtype):
             plain = plain.view(torch.uint8 if plain.element_size() == 1 else torch.uint16)
         elif plain.is_complex():
-            plain = plain.to(torch.complex128)  # of complex32 torch warns
+            plain = plain.to(torch.complex128)  # torch warns of complex32
         flat = plain.reshape(-1)[part]
         return (
             flat.tolist()
@@ -122,7 +123,7 @@ def _some(value: Any, part: slice) -> Any:
 
 
 def plain_json(value: Any) -> Any:
-    """The value in terms of JSON; what JSON has no type for as {"type": ..., ...}."""
+    """Returns the value in terms of JSON. What JSON has no type for becomes {"type": ..., ...}."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if type(value) is float:
@@ -261,7 +262,7 @@ def _picture(out: Terminal, value: Any, found: picture.Statistics) -> _Rows:
 
 
 def _line_picture(out: Terminal, numbers: Any, found: picture.Statistics) -> _Rows:
-    """Of numbers in a row: bars if there are few, else a curve."""
+    """Draws numbers in a row: as bars if there are few, otherwise as a curve."""
     if found.minimum is None or found.minimum == found.maximum:
         return []
     room = out.room(16, 64 if out.width is None else 100, _TITLES)

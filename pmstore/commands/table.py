@@ -1,5 +1,5 @@
-"""Which command is in which module. A module is imported when one of its commands is wanted: so
-nothing waits for what it does not use."""
+"""Says which command is in which module. A module is imported when one of its commands is wanted,
+so that nothing waits for what it does not use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a command is: the module of `pmstore.commands` whose import registers it, and its line
-    in the help."""
+    """Says where a command is: the module of `pmstore.commands` whose import registers it, and its
+    line in the help."""
 
     module: str
     summary: str

@@ -1,4 +1,4 @@
-"""flush, trust, restore, epochs: to a storage tier and from it."""
+"""Commands that work with a storage tier: flush, trust, restore, epochs, export-tier."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ Rank = Annotated[int, typer.Option("--rank", help="Whose store, where several ra
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """As `ending`; and what only tiers have: epochs that are damaged, places that want a key."""
+    """Ends the command at an error, as `ending` does. It adds what only tiers have: epochs that are
+    damaged, places that want a key."""
     with ending():
         try:
             yield
@@ -83,7 +84,7 @@ def _told() -> Iterator[None]:
 
 
 def _there(url: str) -> None:
-    """Ends the command where a directory is named that there is not."""
+    """Ends the command if the URL names a directory that is not there, or a file."""
     path = Path(url.removeprefix("file://"))
     if "://" in str(url.removeprefix("file://")):
         return
@@ -116,9 +117,9 @@ def flush(
     """Flushes the last commit of a store to a tier. Returns when all of it is durable there; the
     store is not changed.
 
-    Without a tier: to those that this file had added on this machine. Others are named, and not
-    flushed to (exit code 1): a store that was copied, or came from somebody else, would go wherever
-    it says. pmstore trust makes them this file's own.
+    Without a tier, it flushes to those tiers that this file had added on this machine. Others are
+    named, and not flushed to (exit code 1): a store that was copied, or came from somebody else,
+    would go wherever it says. pmstore trust makes them this file's own.
 
     Example: pmstore flush run.pm s3://bucket/run
     """
@@ -141,7 +142,7 @@ def flush(
         elif tier in strange:
             remark(f"tier {tier!r} is at {store.tiers[tier].url!r}")
         if tier is not None and tier not in store.tiers and "/" in tier:
-            store.add_tier("url", tier)  # open for reading, it does not remember it
+            store.add_tier("url", tier)  # a store that is open for reading does not remember it
             names = ["url"]
         elif tier is not None and tier not in store.tiers:
             raise fail(
@@ -154,7 +155,7 @@ def flush(
         for name in names:
             with bar(f"flushing to {printable(name)}") as show, warnings.catch_warnings():
                 if name in strange:
-                    warnings.simplefilter("ignore")  # what it says was said
+                    warnings.simplefilter("ignore")  # its warning was given above
                 handle = store.flush(name, wait=True, progress=show)
             assert handle.stats is not None
             ended.append((store.tiers[name].place, handle.epoch, handle.stats))
@@ -180,8 +181,8 @@ def flush(
 def trust(
     path: StorePath, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
 ) -> None:
-    """Makes the tiers that a store remembers its own here. For a store that was moved, copied or
-    restored on purpose.
+    """Makes the tiers that a store remembers its own here. Use it for a store that was moved,
+    copied or restored on purpose.
 
     It shows where they are, and asks. Whatever is committed to the store may then be written to
     those places, and old epochs there deleted.
@@ -237,8 +238,8 @@ def restore(
     domain: Domain = "auto",
     as_json: Json = False,
 ) -> None:
-    """Makes a store of an epoch in a tier. By default of the newest that is whole; every byte is
-    checked.
+    """Makes a store of an epoch in a tier. By default it takes the newest epoch that is whole.
+    Every byte is checked.
 
     Epochs that are damaged are passed over, and named. --kept takes a state that a training run
     kept, by its name or step; pmstore epochs shows which there are.
@@ -302,7 +303,7 @@ def _table(
     problems: dict[tuple[str, int], str | None],
     verified: bool,
 ) -> list[str]:
-    digits = 8  # of a run: enough to tell them apart
+    digits = 8  # of a run's name: they are enough to tell runs apart
     while len({one.run[:digits] for one in found}) < len({one.run for one in found}):
         digits += 1
     if out.width is None or out.width >= _WHOLE_RUNS:
@@ -336,7 +337,7 @@ _WHOLE_RUNS = 110
 
 
 def _when(seconds: float) -> str:
-    """Local time; "" if the manifest has none that a calendar has."""
+    """Writes a time as local time; "" if the manifest has none, or one that no calendar has."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else ""
     except (ValueError, OverflowError, OSError):

@@ -56,7 +56,8 @@ def top(
 
 
 def _follow(stores: list[Watched], console: Console, interval: float) -> bool:
-    """Until nobody writes to any of them: False; or Ctrl-C: True."""
+    """Shows the stores again and again. Returns False when nobody writes to any of them, True at
+    Ctrl-C."""
     try:
         with answering(), Live(console=console, screen=True, auto_refresh=False) as live:
             while True:

@@ -1,4 +1,5 @@
-"""The whole of a run in a bounded number of buckets, whose width doubles as the run gets longer."""
+"""Keeps the whole of a run in a bounded number of buckets, whose width doubles as the run gets
+longer."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _GREATEST = [Bucket.WIDTH, Bucket.LAST, Bucket.TIME, Bucket.LOSS_MAX, Bucket.SLO
 
 
 def filled(curve: Rows) -> Any:
-    """Which places of `curve` hold a bucket of the present width."""
+    """Returns which places of `curve` hold a bucket of the present width, as booleans."""
     width = width_of(curve)
     place = np.arange(len(curve))
     with np.errstate(all="ignore"):
@@ -25,16 +26,17 @@ def filled(curve: Rows) -> Any:
 
 
 def width_of(curve: Rows) -> int:
-    """Steps of a bucket."""
+    """Returns how many steps a bucket is wide."""
     width = curve[:, Bucket.WIDTH]
     return int(width[np.isfinite(width) & (width >= 1) & (width < 2**53)].max(initial=1.0))
 
 
 class Curve:
-    """`curve` of a run, over the store's array."""
+    """Writes the `curve` of a run into the store's array."""
 
     def __init__(self, store: Any, array: Rows, first: int) -> None:
-        """first: what is of this step or later ones is forgotten."""
+        """Takes the store's array. first: what the array has of this step and later ones is
+        forgotten."""
         self._store = store
         self._array = array
         array[array[:, Bucket.LAST] >= first] = 0.0
@@ -42,11 +44,12 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The newest step that is in it."""
+        """The newest step that is in the curve."""
         return float(self._array[:, Bucket.LAST].max())
 
     def add(self, rows: Rows) -> None:
-        """Steps, as in `steps`, later than all before, in order. Pending until the next commit."""
+        """Adds rows of steps, as in `steps`. They are in order, and later than all before. They are
+        pending until the next commit."""
         while rows[-1, Step.STEP] // self._width >= len(self._array):
             self._halve()
         places = (rows[:, Step.STEP] // self._width).astype(np.intp)
@@ -63,7 +66,8 @@ class Curve:
         array[places] = new
 
     def _halve(self) -> None:
-        """Of two neighbours one becomes. It happens each time when the run is twice as long."""
+        """Merges each two neighbours into one bucket. This happens each time when the run is twice
+        as long."""
         array = self._array
         held = filled(array)
         plain = array.copy()
@@ -78,7 +82,7 @@ class Curve:
 
 
 def _nothing() -> Rows:
-    """A bucket that changes none that it is merged with."""
+    """Returns a bucket that changes none that it is merged with."""
     bucket = np.zeros(len(Bucket))
     bucket[[Bucket.LOSS_MIN, Bucket.LOSS_MAX]] = np.inf, -np.inf
     return bucket
@@ -93,7 +97,7 @@ def _merged(one: Rows, other: Rows) -> Rows:
 
 
 def _summed(rows: Rows, firsts: Any) -> Rows:
-    """Rows to buckets, each from one of `firsts` on."""
+    """Sums rows into buckets. Each bucket begins at one of `firsts`."""
     loss, seconds = rows[:, Step.LOSS], rows[:, Step.SECONDS]
     good, committed = np.isfinite(loss), seconds == seconds
     sums = np.zeros((len(rows), len(_SUMS)))

@@ -1,5 +1,5 @@
-"""Where the course of a run lies in its store: seven names under `pmstore.course/<run>`, about
-150 KiB, of which those of decisions and tiers come with the first one.
+"""Says where the course of a run lies in its store: under seven names in `pmstore.course/<run>`,
+about 150 KiB. Those of decisions and tiers are made with the first decision or tier.
 
 `steps`: of the newest 512 steps a row each. That of step s is at s % 512.
 `curve`: the whole run, in 1024 buckets. Bucket i holds the steps i * width to (i + 1) * width - 1.
@@ -29,8 +29,8 @@ class Step(IntEnum):
     STEP = 0
     TIME = 1
     LOSS = 2
-    SECONDS = 3  # that the commit took
-    BYTES = 4  # that the commit wrote: a mean over those of a batch of rows
+    SECONDS = 3  # seconds that the commit took
+    BYTES = 4  # bytes that the commit wrote: a mean over those of a batch of rows
     GIVEN = 5  # 1: a loss was given, and LOSS is it
 
 
@@ -39,14 +39,14 @@ class Bucket(IntEnum):
 
     WIDTH = 0  # 0: nothing is in it
     LAST = 1  # the newest step that is in it
-    TIME = 2  # of that step
-    LOSSES = 3  # that were finite: how many, and their sum, least and greatest
+    TIME = 2  # the time of that step
+    LOSSES = 3  # finite losses: how many, and their sum, least and greatest
     LOSS_SUM = 4
     LOSS_MIN = 5
     LOSS_MAX = 6
     BAD = 7  # losses that were nan or infinite
     COMMITS = 8
-    SECONDS = 9  # that they took
+    SECONDS = 9  # seconds that the commits took
     SLOWEST = 10
     BYTES = 11
 
@@ -72,7 +72,7 @@ class Tier(IntEnum):
 
     EPOCH = 0
     SECONDS = 1
-    UNDER_WAY = 2  # 0: none is
+    UNDER_WAY = 2  # the epoch that is being flushed; 0: none is
     SHARE = 3
     FAILED = 4
     TIME = 5
@@ -85,17 +85,17 @@ class Start(IntEnum):
     STEP = 1
     TIME = 2
     PID = 3
-    OPENS = 4  # of the store, and those of them after a crash
+    OPENS = 4  # openings of the store, and those of them after a crash
     UNCLEAN = 5
 
 
 class Total(IntEnum):
     """Columns of `totals`, over all processes of the run."""
 
-    SECONDS = 0  # that a program was attached
+    SECONDS = 0  # seconds that a program was attached
     STAKE = 1  # seconds: the most that passed from one commit to the next
-    STAKE_STEPS = 2  # and steps
-    STEP = 3  # that the row is of
+    STAKE_STEPS = 2  # the most steps from one commit to the next
+    STEP = 3  # the step that the row is of
 
 
 STEPS = ("steps", (512, len(Step)))
@@ -107,18 +107,18 @@ TOTALS = ("totals", (1, len(Total)))
 WORDS = "words"
 WORDS_OF = ("targets", "reasons", "tiers")
 WORDS_MAX = 64
-"""Of each kind; what comes later is the last one, "another"."""
+"""How many words of each kind are kept. What comes later is the last one, "another"."""
 WORD_MAX = 200
-"""Characters."""
+"""How many characters of a word are kept."""
 
 
 def place(run: str) -> str:
-    """The group of a run's course. Names of runs may have a "/"."""
+    """Returns the path of the group with a run's course. Names of runs may have a "/"."""
     return f"{GROUP}/{encode_name(run)}"
 
 
 def are_words(value: Any) -> bool:
-    """Whether it is as `words` is stored: lists, by WORDS_OF."""
+    """Returns whether it is as `words` is stored: lists, by WORDS_OF."""
     return (
         isinstance(value, dict)
         and value.keys() == set(WORDS_OF)

@@ -1,4 +1,4 @@
-"""Reading the course of a run out of its store."""
+"""Reads the course of a run out of its store."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A process attached the run, or went on with it, after so many steps. opens, unclean_opens: of
-    the store, up to then."""
+    """A process that attached the run, or went on with it, after so many steps. opens,
+    unclean_opens: of the store, up to then."""
 
     step: int
     time: float
@@ -58,7 +58,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """How far flushes to it were, at that time; see `pmstore.tiers._flush.flush.TierState`."""
+    """Says how far flushes to a tier were, at that time; see `Store.tier_states`."""
 
     name: str
     epoch: int
@@ -71,8 +71,9 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Some neighbouring steps. loss: their mean, nan where none was given; with the least and the
-    greatest. bad: losses that were nan or infinite. time: since 1970, of the last one."""
+    """Some neighbouring steps. loss: the mean of their losses, nan where none was given; loss_min
+    and loss_max: the least and the greatest. bad: losses that were nan or infinite. time: since
+    1970, of the last step."""
 
     first: int
     last: int
@@ -83,13 +84,13 @@ class Stretch:
     bad: int
     commits: int
     seconds: float
-    """That their commits took, and the slowest one."""
+    """The seconds that their commits took; `slowest`: those of the slowest one."""
     slowest: float
     bytes: float
 
 
 def merged(stretches: Sequence[Stretch]) -> Stretch:
-    """Neighbours as one. The loss is a mean over steps."""
+    """Merges neighbours into one stretch. The loss is a mean over steps."""
     if len(stretches) == 1:
         return stretches[0]
     nan = float("nan")
@@ -113,7 +114,7 @@ def merged(stretches: Sequence[Stretch]) -> Stretch:
 
 
 def thinned(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
-    """At most so many: neighbours are merged."""
+    """Returns at most `most` stretches: neighbours are merged."""
     each = max(1, -(-len(stretches) // most))
     return [merged(stretches[at : at + each]) for at in range(0, len(stretches), each)]
 
@@ -143,19 +144,21 @@ class Told:
     stake_steps: float
 
     def commit_share(self) -> float:
-        """Of the time of all its processes, that commits took; nan where that is not known."""
+        """Returns the share of the time of all the run's processes that commits took; nan where
+        that is not known."""
         spent = sum(one.seconds for one in self.whole())
         return spent / self.seconds if self.seconds > 0.0 else float("nan")
 
     def whole(self) -> Iterator[Stretch]:
-        """The whole run: `curve`, then the newest steps one by one."""
+        """Yields the whole run: `curve`, then the newest steps one by one."""
         yield from self.curve
         last = self.curve[-1].last if self.curve else -1
         for row in self.steps[self.steps[:, Step.STEP] > last]:
             yield _stretch_of(row)
 
     def rate(self) -> float:
-        """Steps a second lately; nan where fewer than two steps are known of this process."""
+        """Returns the steps a second lately; nan where fewer than two steps are known of this
+        process."""
         began = self.starts[-1].time if self.starts else 0.0
         rows = self.steps[self.steps[:, Step.TIME] >= began]
         if len(rows) < 2:
@@ -165,7 +168,8 @@ class Told:
 
 
 def read(store: Store, run: str) -> Told | None:
-    """None: nothing was written, as by an earlier version. What is damaged is left out."""
+    """Reads the course of a run. Returns None if nothing was written, as by an earlier version.
+    What is damaged is left out."""
     group = layout.place(run)
     curve, steps = _array(store, group, CURVE), _array(store, group, STEPS)
     if curve is None or steps is None:
@@ -209,7 +213,8 @@ def read(store: Store, run: str) -> Told | None:
 
 
 def _totals(rows: Rows | None) -> tuple[float, float, float]:
-    """Nan where nothing sound was written."""
+    """Returns the run's seconds, and the most time and the most steps at stake; nan where nothing
+    sound was written."""
     if rows is None or not np.isfinite(rows).all() or not (rows >= 0.0).all():
         return (float("nan"),) * 3
     row = rows[0].tolist()
@@ -227,7 +232,8 @@ _MAY_BE_INFINITE = (Bucket.LOSS_SUM, Bucket.LOSS_MIN, Bucket.LOSS_MAX)
 
 
 def _array(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> Rows | None:
-    """A copy."""
+    """Returns a copy of an array of the group; None if it is not there, or has another shape or
+    dtype."""
     name, shape = what
     found = store.get(f"{group}/{name}")
     if isinstance(found, np.ndarray) and (found.shape, found.dtype) == (shape, np.float64):
@@ -236,13 +242,13 @@ def _array(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> Rows 
 
 
 def _sound(rows: Rows, *columns: int) -> Rows:
-    """Those with numbers that a count or a time can be."""
+    """Returns the rows with numbers that a count or a time can be."""
     with np.errstate(all="ignore"):
         return rows[(np.abs(rows[:, list(columns)]) < 2.0**53).all(axis=1)]
 
 
 def _ring(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> list[list[float]]:
-    """Rows that begin with a number, oldest first."""
+    """Returns the rows of a ring, oldest first. Each begins with its number."""
     rows = _array(store, group, what)
     if rows is None:
         return []

@@ -1,4 +1,4 @@
-"""Writing the course of a run into its store, a batch of steps at a time."""
+"""Writes the course of a run into its store, a batch of steps at a time."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ BATCH = 256
 """Steps between two writes into the store at most, and seconds:"""
 FRESH_SECONDS = 0.5
 _DEVICE_SECONDS = 0.05
-"""Between two losses that are read from an accelerator: the copy of one costs the training 10 us,
-and it waits for none."""
+"""The time between two losses that are read from an accelerator: to copy one costs the training 10
+us, and it waits for none."""
 
 _RATE_SECONDS = 5.0
-"""Over which steps a second are counted."""
+"""The time over which steps a second are counted."""
 _NAN = math.nan
 
 clock: Callable[[], float] = time.perf_counter
 
 
 class Course:
-    """Of one run, in the process that trains it.
+    """Writes the course of one run, in the process that trains it.
 
     Each step is a row. Rows wait in memory and go into the store in batches, before the commit of
     the step at which that is due: the writes are then part of that commit. So the store's last
@@ -63,11 +63,11 @@ class Course:
     """
 
     def __init__(self, store: Store, run: str, step: int = 0) -> None:
-        """Writes nothing. step: the newest that is committed."""
+        """Begins the course of a run; writes nothing. step: the newest that is committed."""
         self.last_step: int | None = None
-        """With it the run ends, as far as is known: its row does not wait for others."""
+        """The step that ends the run, as far as is known: its row does not wait for others."""
         self.commit_seconds: float = 0.0
-        """That commits of this process took."""
+        """The seconds that commits of this process took."""
         self._began = clock()
         self.stake: Stake = Stake(self._began, step)
         self._marks: deque[tuple[float, int]] = deque(maxlen=16)
@@ -76,8 +76,8 @@ class Course:
         self._place = layout.place(run)
         self._rows: list[list[float]] = []  # not in the store; the newest may be, without its end
         self._safe: list[list[float]] = []  # in the store, of committed steps, but not committed
-        self._epoch = -1  # of the store, when they were written
-        self._rollbacks = -1  # of the store, when its arrays were looked up
+        self._epoch = -1  # epoch of the store when these rows were written
+        self._rollbacks = -1  # roll backs of the store when its arrays were looked up
         self._due = 1  # rows at which they are written
         self._count = 0
         self._written = -math.inf
@@ -97,7 +97,7 @@ class Course:
     # ---- what a run calls
 
     def add(self, step: int, loss: Any, now: float) -> None:
-        """A step is about to be committed, or left pending. now: by `clock`."""
+        """Notes a step that is about to be committed, or left pending. now: by `clock`."""
         if loss.__class__ is not float:
             loss = self._number(step, loss, now)
         rows = self._rows
@@ -109,8 +109,8 @@ class Course:
             self._flush(now)
 
     def committed(self, began: float, decision: Decided | None, step: int, under_way: bool) -> None:
-        """A commit of all steps up to this one has been made, or has begun (under_way), since that
-        moment by `clock`. decision: of a scheduler, if one made it."""
+        """Notes that a commit of all steps up to this one has been made, or has begun (under_way).
+        It began at that moment by `clock`. decision: of a scheduler, if one made it."""
         now = clock()
         seconds = now - began
         self.commit_seconds += seconds
@@ -126,7 +126,7 @@ class Course:
             self.stake.end(now, step)
 
     def landed(self) -> None:
-        """The commit that was under way is over."""
+        """Notes that the commit that was under way is over."""
         if self._launched is not None:
             self.stake.see(clock(), self._launched[1])
             self.stake.end(*self._launched)
@@ -134,11 +134,11 @@ class Course:
 
     @property
     def seconds(self) -> float:
-        """Since attach."""
+        """The seconds since attach."""
         return clock() - self._began
 
     def rolled_back(self, step: int) -> None:
-        """The store went back to its last commit, which holds so many steps."""
+        """Notes that the store went back to its last commit, which holds so many steps."""
         if self._store.epoch != self._epoch:
             self._safe, self._safe_decided = [], []
         rows, decided = (*self._safe, *self._rows), (*self._safe_decided, *self._decided)
@@ -151,8 +151,9 @@ class Course:
     # ---- what is known in this process
 
     def latest(self) -> dict[str, float]:
-        """Of the newest steps: loss, commit_seconds, steps_per_second; commit_share of the time
-        since attach, and the most that was at stake. What is not known is not in it."""
+        """Returns numbers about the newest steps: loss, commit_seconds, steps_per_second;
+        commit_share of the time since attach, and the most that was at stake. What is not known is
+        left out."""
         elapsed, stake = self.seconds, self.staked()
         found: dict[str, float] = {
             "stake_seconds_most": stake.seconds,
@@ -172,7 +173,8 @@ class Course:
         return found
 
     def _of_rows(self) -> dict[str, float]:
-        """The newest loss and cost of a commit of the rows that are not in the store."""
+        """Returns the newest loss and the newest cost of a commit among the rows that are not in
+        the store."""
         found = {}
         for row in self._rows:
             if row[Step.GIVEN]:
@@ -182,7 +184,7 @@ class Course:
         return found
 
     def staked(self) -> Stake:
-        """The most that was at stake, up to the end of the newest step."""
+        """Returns the most that was at stake, up to the end of the newest step."""
         if self._rows:
             self.stake.see(self._rows[-1][Step.TIME], int(self._rows[-1][Step.STEP]))
         return self.stake
@@ -190,7 +192,8 @@ class Course:
     # ---- losses
 
     def _number(self, step: int, loss: Any, now: float) -> float | None:
-        """None: there is none, or not yet."""
+        """Returns the loss as a number; None if there is none, or not yet: a loss on a device
+        arrives later."""
         if loss is None:
             return None
         try:
@@ -200,7 +203,7 @@ class Course:
             with suppress(TypeError, ValueError, OverflowError):
                 return float(loss)
             return None
-        except (TypeError, RuntimeError):  # complex, or of several elements
+        except (TypeError, RuntimeError):  # it is complex, or has several elements
             return None
         if loss.is_cuda and loss.numel() == 1 and now - self._device_at >= _DEVICE_SECONDS:
             self._device_at = now
@@ -211,8 +214,8 @@ class Course:
         return None
 
     def _arrived(self, step: int, loss: float) -> None:
-        """The loss of an earlier step. Where its row is in the store already the newest one takes
-        it: a few steps late."""
+        """Takes in the loss of an earlier step. If that step's row is in the store already, the
+        newest row takes it: a few steps late."""
         for row in (*(row for row in self._rows if row[Step.STEP] == step), *self._rows[-1:]):
             row[Step.LOSS], row[Step.GIVEN] = loss, True
             return
@@ -273,8 +276,8 @@ class Course:
             self._write_coded(states)
 
     def _open(self, first: int) -> None:
-        """first: of the steps that come. What is there of it and of later ones is of another run
-        of that name."""
+        """Finds or makes the arrays in the store. first: of the steps that come. What the store has
+        of it and of later steps belongs to another run of that name, and is forgotten."""
         self._rollbacks = self._store.rollbacks
         self._steps = self._array(STEPS)
         steps = self._steps[:, Step.STEP]
@@ -299,11 +302,11 @@ class Course:
             or stored.shape != shape
             or stored.dtype != np.float64
         ):
-            del self._store[path]  # of another version
+            del self._store[path]  # an array of another version
         return self._store.require(path, shape, "float64")
 
     def _append(self, what: tuple[str, tuple[int, int]], rows: list[tuple[float, ...]]) -> None:
-        """To a ring whose rows begin with numbers."""
+        """Appends rows to a ring whose rows begin with numbers."""
         array = self._array(what)
         number = int(np.nan_to_num(array[:, 0]).max())
         for row in rows:
@@ -311,7 +314,7 @@ class Course:
             array[number % len(array)] = (number, *row)
 
     def _write_coded(self, states: list[TierState]) -> None:
-        """Decisions, and how far tiers are. Their words are places in `words`."""
+        """Writes decisions, and how far tiers are. Their words are written as places in `words`."""
         path = f"{self._place}/{WORDS}"
         words: Any = copy.deepcopy(self._store.get(path))
         if not layout.are_words(words):
@@ -338,8 +341,8 @@ class Course:
 
 
 def _place(words: list[str], word: str) -> int:
-    """Of a word, which is added if it is new and there is room; else it is the last one,
-    "another"."""
+    """Returns the place of a word. A new word is added if there is room; otherwise it is the last
+    one, "another"."""
     word = word[: layout.WORD_MAX]
     if word not in words:
         if len(words) >= WORDS_MAX - 1:

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint with pmstore as its storage."""
+"""Gives torch.distributed.checkpoint pmstore as its storage."""
 
 from pmstore.extras import optional
 

@@ -6,11 +6,12 @@ from pmstore.engine._native import lib as _lib
 
 
 def kill_at_primitive(count: int) -> None:
-    """SIGKILLs this process at the count-th persistence primitive from now; 0: never. For crash
-    tests."""
+    """Has this process killed (SIGKILL) at the count-th persistence primitive from now; 0: at none.
+    For crash tests."""
     _lib.pms_debug_kill_at(count)
 
 
 def primitives_seen() -> int:
-    """Persistence primitives since the last `kill_at_primitive`."""
+    """Returns how many persistence primitives this process has carried out since the last
+    `kill_at_primitive`."""
     return int(_lib.pms_debug_primitives())

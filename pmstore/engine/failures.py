@@ -1,4 +1,4 @@
-"""A status of the engine becomes an exception, here alone."""
+"""Makes an exception of a status of the engine. This is done here alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pmstore.engine._native import lib as _lib
 
 
 def lock_holders(path: str, writing: bool = False) -> list[int]:
-    """Process ids that hold an flock on the file, as /proc/locks tells; none where it does not.
-    writing: those alone that keep all others out."""
+    """Returns the ids of the processes that hold an flock on the file, as /proc/locks tells them;
+    none where it does not. writing: only those that keep all others out."""
     try:
         status = os.stat(path)
         with open("/proc/locks", encoding="ascii", errors="replace") as locks:
@@ -106,7 +106,8 @@ def _thread_name(native_id: int) -> str:
 
 
 def _task_name(address: int) -> str:
-    """Of a task of the running event loop; a callback of it is none."""
+    """Returns the name of a task of the running event loop, in words. An address that belongs to no
+    task is that of a callback."""
     try:
         tasks = sys.modules["asyncio"].all_tasks()
     except RuntimeError:
@@ -118,7 +119,8 @@ def _task_name(address: int) -> str:
 
 
 def _busy(path: str, what: str, holder: int, task: int) -> errors.TransactionError:
-    """holder: the thread in whose block the store is; 0: it is the caller's own thread, in another
+    """Returns the error for a call that another thread's or task's transaction block keeps out.
+    holder: the thread in whose block the store is; 0: it is the caller's own thread, in another
     task."""
     owner = _thread_name(holder) if holder else _task_name(task)
     if what == "open when the store was closed":
@@ -145,8 +147,8 @@ def _busy(path: str, what: str, holder: int, task: int) -> errors.TransactionErr
 
 
 def damaged(path: str, what: str, offset: int | None = None) -> errors.CorruptStoreError:
-    """The error for a file that breaks a rule: names the file, and the place in it where there is
-    one."""
+    """Returns the error for a file that breaks a rule. It names the file, and the place in it where
+    there is one."""
     problem = f"the store is damaged{'' if offset is None else f' (at byte {offset:,})'}: {what}"
     made = errors.CorruptStoreError(
         f"{path}: {problem}. Restore it from a tier or a copy; mode='r' may still read parts of it"
@@ -156,7 +158,8 @@ def damaged(path: str, what: str, offset: int | None = None) -> errors.CorruptSt
 
 
 def placed(path: str, error: errors.CorruptStoreError, offset: int) -> errors.CorruptStoreError:
-    """For one of those who decode bytes, and know neither file nor place."""
+    """Returns the error with the file and the place in it, for callers that decode bytes and know
+    neither. An error that names a file already is returned as it is."""
     if error.path:
         return error
     made = damaged(path, str(error), offset)
@@ -165,7 +168,7 @@ def placed(path: str, error: errors.CorruptStoreError, offset: int) -> errors.Co
 
 
 def in_doubt(path: str, what: str) -> errors.InDoubtError:
-    """The error for what would end a version that is held for a job."""
+    """Returns the error for what would end a version that is held for a job."""
     problem = (
         "the version before the last commit is held for a job of several ranks, and it is not "
         f"known that all ranks have the last commit: {what}"
@@ -179,7 +182,7 @@ def in_doubt(path: str, what: str) -> errors.InDoubtError:
 
 
 def _exception(path: str, error: Any) -> Exception:
-    """The exception for a struct pms_error *."""
+    """Returns the exception that a struct pms_error * describes."""
     status = error.status
     what = _ffi.string(error.what).decode("ascii", "replace")
     made: Exception
@@ -247,7 +250,7 @@ def _exception(path: str, error: Any) -> Exception:
             "again. (Arrays of it stay usable, as private copies)"
         )
     elif status == _lib.PMS_E_READONLY:
-        opened_so = what == "the store is open for reading"  # else a sync has failed
+        opened_so = what == "the store is open for reading"  # otherwise a sync has failed
         remedy = (
             "Open it with mode='r+' or 'a'"
             if opened_so
@@ -293,14 +296,16 @@ def fail(path: str, status: int, error: Any) -> NoReturn:
 
 
 def call(path: str, function: Any, *arguments: Any) -> None:
-    """A call of the engine that is not one of a `Pool`: function(arguments, error)."""
+    """Calls a function of the engine that takes no pool: function(arguments, error). Raises: what
+    its status says."""
     error = _ffi.new("struct pms_error *")
     if status := function(*arguments, error):
         fail(path, status, error)
 
 
 def fail_at(path: str, address: int) -> NoReturn:
-    """`fail` for _binding.c, which has the struct's address."""
+    """Raises what the error at the address says: `fail` for _binding.c, which has only the
+    address."""
     raise _exception(path, _ffi.cast("struct pms_error *", address)) from None
 
 
@@ -309,7 +314,8 @@ _MISSING = "no such store: use mode='a' or 'x' to create it"
 
 
 def fail_open(path: str, mode: str, address: int) -> NoReturn:
-    """Of `open`, where a name that exists or not is a file's."""
+    """Raises what the error says of `open`: there a name that exists, or does not exist, is that of
+    a file."""
     error = _ffi.cast("struct pms_error *", address)
     if error.status == _lib.PMS_E_EXISTS:
         raise FileExistsError(errno.EEXIST, _EXISTS, path)

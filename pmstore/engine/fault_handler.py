@@ -23,8 +23,9 @@ def _handler_first(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _stay_first_in_child() -> None:
-    """In a worker of torch's DataLoader that was forked: its loop puts handlers of its own over all
-    others, and what the engine says of a write into the parent's store would never be said."""
+    """Keeps the engine's handler first in a forked worker of torch's DataLoader. The worker's loop
+    puts handlers of its own over all others; without this, the engine could not say that a write
+    went into the parent's store."""
     handlers = sys.modules.get("torch.utils.data._utils.signal_handling")
     name = "_set_worker_signal_handlers"
     if hasattr(handlers, name):
@@ -32,9 +33,11 @@ def _stay_first_in_child() -> None:
 
 
 def stay_first() -> None:
-    """faulthandler.enable() puts a SIGSEGV handler over the engine's, for which a first write into
-    a protected page is not an error. The engine notices that at its next call, but the next thing
-    may be a write by numpy, without a call. So enable (and disable, which restores what was there
+    """Keeps the engine's SIGSEGV handler before that of faulthandler.
+
+    faulthandler.enable() puts its handler over the engine's, for which a first write into a
+    protected page is not an error. The engine notices that at its next call, but the next thing may
+    be a write by numpy, without a call. So enable (and disable, which restores what was there
     before it) are followed by putting the engine's handler first again, chained to the new one: a
     real segmentation fault still prints its traceback."""
     faulthandler.enable = _handler_first(faulthandler.enable)

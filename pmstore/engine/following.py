@@ -1,4 +1,4 @@
-"""Waiting for commits of another process, one after the other."""
+"""Waits for commits of another process, one after the other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 
 _PAUSE_SECONDS = 0.1
-"""Between two looks for a new commit, at most."""
+"""The longest time between two looks for a new commit."""
 
 
 class Following:
-    """What `Store.follow` gives: epochs, to a `for`, or to an `async for`, during which the event
-    loop goes on. It may be closed, as a generator may: by another thread too, which ends a wait."""
+    """What `Store.follow` returns: it yields epochs, to a `for`, or to an `async for`, during which
+    the event loop goes on. It may be closed as a generator may, and also by another thread, which
+    ends a wait."""
 
     def __init__(
         self, refresh: Callable[[], bool], epoch: Callable[[], int], timeout_seconds: float | None
@@ -22,18 +23,18 @@ class Following:
         self._closed = False
 
     def close(self) -> None:
-        """It yields nothing from now on. The store stays open."""
+        """Ends the following: it yields nothing from now on. The store stays open."""
         self._closed = True
 
     async def aclose(self) -> None:
-        """As `close`, for `contextlib.aclosing`."""
+        """Ends the following as `close` does, for `contextlib.aclosing`."""
         self.close()
 
     def _look(self) -> bool:
         return not self._closed and self._refresh()
 
     def _pauses(self) -> Iterator[float]:
-        """Seconds before each further look, until the time is over."""
+        """Yields the seconds to wait before each further look, until the time is over."""
         began, pause = time.monotonic(), _PAUSE_SECONDS / 16
         while not self._closed and (
             self._timeout is None or time.monotonic() - began < self._timeout
@@ -57,7 +58,7 @@ class Following:
         return self
 
     async def __anext__(self) -> int:
-        import asyncio  # which takes long, and few want it
+        import asyncio  # to import asyncio takes long, and few want it
 
         # in a thread: it waits for the writer's answer, and reads the names
         if await asyncio.to_thread(self._look):

@@ -1,4 +1,5 @@
-"""How the runs that had a store open ended, in the record of its file that no roll back touches."""
+"""Records how the runs that had a store open ended. No roll back touches the record, which is in
+the store's file."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ assert _RECORD.size <= HISTORY_BYTES
 
 
 class Announced(IntEnum):
-    """What will end the present run and is no failure that is yet to be counted: its work was
-    committed in time."""
+    """Says what will end the present run without being a failure that is yet to be counted: its
+    work was committed in time."""
 
     NOTHING = 0
     PREEMPTION = 1
@@ -31,14 +32,14 @@ class Announced(IntEnum):
 
 @dataclass(slots=True)
 class Past:
-    """What is counted over all runs."""
+    """The counts over all runs of a store."""
 
     exposure_seconds: float = 0.0
-    """That runs had the store open."""
+    """The time that runs had the store open."""
     preemptions: float = 0.0
     """Runs that were taken away after a notice: no failures."""
     failures: list[float] = field(default_factory=lambda: [0.0] * LEVELS_MAX)
-    """By what was needed to go on: 0 is the store itself."""
+    """The failures, by what was needed to go on: 0 is the store itself."""
     announced: Announced = Announced.NOTHING
     costs: dict[int, float] = field(default_factory=dict)
     """Seconds that the last commit to a target took, by a number that stands for the target."""
@@ -56,7 +57,7 @@ class Past:
 
 
 class History:
-    """Of one open store."""
+    """The record of one open store."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -66,8 +67,8 @@ class History:
         return bool(self._pool.info.read_only)
 
     def read(self, *, taken_back: bool = False) -> Past:
-        """What was recorded, with the end of the run before: one that is found without a clean-exit
-        mark failed, unless its end had been announced.
+        """Returns what was recorded, with the end of the run before. A run that left no clean-exit
+        mark has failed, unless its end had been announced.
 
         taken_back: its last commit was, so that it lost work however it ended."""
         info = self._pool.info
@@ -85,7 +86,7 @@ class History:
         )
         if not past.sane():
             return Past()
-        if opens != info.opens:  # of an earlier opening of the file
+        if opens != info.opens:  # the record is of an earlier opening of the file
             end, past.announced = past.announced, Announced.NOTHING
             killed = end is Announced.NOTHING and info.unclean_opens > unclean
             if killed or (taken_back and end is not Announced.COUNTED):
@@ -96,7 +97,7 @@ class History:
         return past
 
     def write(self, past: Past) -> None:
-        """Survives as a commit does. Raises: OSError."""
+        """Replaces the record. It survives as a commit does. Raises: OSError."""
         info = self._pool.info
         costs = [*past.costs.items()][:LEVELS_MAX]
         costs += [(0, 0.0)] * (LEVELS_MAX - len(costs))
@@ -116,13 +117,13 @@ class History:
         self._pool.write_history(record)
 
     def took_back(self) -> None:
-        """The last commit of the run before was taken back."""
+        """Notes that the last commit of the run before was taken back: that run lost work."""
         past = self.read(taken_back=True)
         if past.found:
             self.write(past)
 
     def hand_over(self, heir: History) -> None:
-        """To the store that takes this one's place, if there is a record."""
+        """Gives the record to the store that takes this one's place, if there is a record."""
         if self._pool.read_history().startswith(_MAGIC):
             past = self.read()
             self.write(past)

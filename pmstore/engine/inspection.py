@@ -1,5 +1,5 @@
-"""Looking at a whole store, as the engine sees it: sizes, soundness, where its bytes are; and
-mending it."""
+"""Looks at a whole store, as the engine sees it: sizes, soundness, where its bytes are. It can mend
+a store too."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from pmstore.engine.pool import Pool
 from pmstore.engine.reports import CheckReport, SegmentUsage, Stats
 
 LINE_BYTES = 64
-"""Of memory: what a write-back takes."""
+"""The bytes of memory that one write-back takes."""
 _COUNTS = [field.name for field in fields(CheckReport) if field.name != "problems"]
 
 
 def stats(pool: Pool) -> Stats:
-    """Sizes and counts, now."""
+    """Returns the store's sizes and counts as they are now."""
     raw = _ffi.new("struct pms_stats *")
     pool.call(_lib.pms_pool_stats, raw)
     return Stats(**{name: getattr(raw, name) for name, _ in _ffi.typeof("struct pms_stats").fields})
 
 
 def written_bytes(pool: Pool) -> int:
-    """That commits have written since open: to the journal and straight home; where the heap is
-    written in place, the lines that were written back; where nothing is, the pre-images."""
+    """Returns the bytes that commits have written since open. Domain "file": to the journal and
+    straight home. Where the heap is written in place: the lines that were written back. Domain
+    "process", which writes nothing back: the pre-images."""
     raw = _ffi.new("struct pms_stats *")
     pool.call(_lib.pms_pool_stats, raw)
     if pool.info.domain == "file":
@@ -34,7 +35,7 @@ def written_bytes(pool: Pool) -> int:
 
 
 class Check:
-    """A check of what the engine knows; another thread may ask meanwhile how far it is."""
+    """Checks what the engine knows of a store. Another thread may ask meanwhile how far it is."""
 
     def __init__(self) -> None:
         self._raw = _ffi.new("struct pms_check_report *")
@@ -42,8 +43,8 @@ class Check:
         self._seen = 0
 
     def run(self, pool: Pool) -> tuple[dict[str, int], list[str]]:
-        """Counts, and the problems found (the first PMS_CHECK_PROBLEMS in words, then how many
-        more)."""
+        """Checks the store. Returns counts, and the problems found: the first PMS_CHECK_PROBLEMS in
+        words, then how many more."""
         raw = self._raw
         pool.call(_lib.pms_check, raw)
         told = min(raw.problem_count, _lib.PMS_CHECK_PROBLEMS)
@@ -53,19 +54,19 @@ class Check:
         return {name: getattr(raw, name) for name in _COUNTS}, problems
 
     def decoded(self) -> None:
-        """The caller, too, has looked at a name, or an item of a list."""
+        """Counts a look by the caller: at a name, or at an item of a list."""
         self._seen = next(self._decoded)
 
     @property
     def looks(self) -> tuple[int, int]:
-        """That were taken, and in all, as far as known: the engine's, one at each block, and the
-        caller's."""
+        """How many looks were taken, and how many there are in all as far as is known: the
+        engine's, one at each block, and the caller's."""
         raw = self._raw
         return raw.owners + self._seen, raw.blocks + (raw.objects if self._seen else raw.blocks)
 
 
 def usage(pool: Pool) -> tuple[SegmentUsage, ...]:
-    """Of each segment."""
+    """Returns what is in use of each segment of the file."""
     raw = _ffi.new("struct pms_segment_usage[]", _lib.PMS_USAGE_SEGMENTS)
     found = _ffi.new("uint32_t *")
     pool.call(_lib.pms_usage, raw, found)

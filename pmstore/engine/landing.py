@@ -17,12 +17,12 @@ DONE: int = native.PMS_LANDING_DONE
 
 
 class LandCopy(NamedTuple):
-    """struct pms_land_copy."""
+    """A copy into an idle slot: struct pms_land_copy."""
 
     data: int
-    """Offset of the block,"""
+    """The offset of the block."""
     at: int
-    """and where in it."""
+    """The place in the block."""
     nbytes: int
     source: int
     """Address that is copied from; 0: somebody else writes the block."""
@@ -31,7 +31,7 @@ class LandCopy(NamedTuple):
 
 
 class LandFlip(NamedTuple):
-    """struct pms_land_flip."""
+    """A flip that names an idle slot the current one: struct pms_land_flip."""
 
     directory: int
     data: int
@@ -40,8 +40,8 @@ class LandFlip(NamedTuple):
 
 
 class Landing:
-    """What a commit waits for: copies into idle slots, and the flips that name them. Keeps what it
-    was given."""
+    """The copies into idle slots that a commit waits for, and the flips that name them. It keeps
+    alive what it was given."""
 
     __slots__ = ("_kept", "_pool", "_raw")
 
@@ -76,22 +76,22 @@ class Landing:
         self._raw = native_ffi.gc(made, native.pms_landing_free)
 
     def arm(self) -> None:
-        """The next commit of the store, whichever it is, carries it out."""
+        """Has the next commit of the store carry it out, whichever commit that is."""
         self._pool.call(native.pms_landing_arm, self._raw)
 
     def start(self) -> None:
-        """Commits with it in a thread of the engine. Once it is SEALED nothing that is stored later
-        is part of the commit."""
+        """Commits with it in a thread of the engine. Once it is SEALED, nothing that is stored
+        later is part of the commit."""
         self._pool.call(native.pms_landing_start, self._raw)
 
     def wait(self, phase: int, timeout_seconds: float) -> bool:
-        """Whether the phase is reached, after so long at most."""
+        """Waits at most that long for the phase. Returns whether it is reached."""
         return bool(native.pms_landing_wait(self._raw, phase, int(timeout_seconds * 1e9)))
 
     def give_up(self) -> None:
-        """The words that it waits for will not come."""
+        """Says that the words it waits for will not come: the commit fails."""
         native.pms_landing_fail(self._raw)
 
     def result(self) -> None:
-        """Raises: what the commit failed with. REQUIRES: it is DONE."""
+        """Raises what the commit failed with, if it failed. REQUIRES: it is DONE."""
         call(self._pool.path, native.pms_landing_result, self._raw)

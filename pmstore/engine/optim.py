@@ -9,8 +9,8 @@ OPTIM_ADAM, OPTIM_ADAMW, OPTIM_SGD = 1, 2, 3
 
 
 def optim_step(table: int, count: int, hyper: dict[str, float]) -> None:
-    """One step of an optimizer, by all cores, without the GIL. table: address of `count` structs as
-    native/optim/optim.h says."""
+    """Does one step of an optimizer, by all cores, without the GIL. table: address of `count`
+    structs as native/optim/optim.h says."""
     _lib.pms_optim_step(
         _ffi.cast("struct pms_optim_tensor *", table),
         count,
@@ -19,6 +19,6 @@ def optim_step(table: int, count: int, hyper: dict[str, float]) -> None:
 
 
 def optim_limit(instruction_set: int) -> None:
-    """For tests: the widest instruction set that `optim_step` uses from now on: 0 portable, 1 AVX2,
-    2 AVX-512 (the default)."""
+    """Sets the widest instruction set that `optim_step` uses from now on: 0 portable, 1 AVX2, 2
+    AVX-512 (the default). For tests."""
     _lib.pms_optim_limit(instruction_set)

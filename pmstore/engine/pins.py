@@ -9,23 +9,25 @@ from weakref import WeakValueDictionary
 from pmstore.base.alive import alive
 
 _IDLE_SECONDS = 5.0
-"""That the store's end waits for one that nobody reads from: it may have been forgotten."""
+"""How long the store's end waits for a snapshot that nobody reads from: it may have been
+forgotten."""
 _LOOK_SECONDS = 0.002
 
 
 class Pin(Protocol):
-    """A snapshot."""
+    """A snapshot that somebody copies from."""
 
     @property
     def closed(self) -> bool: ...
 
     @property
     def busy(self) -> bool:
-        """Whether a call of another thread is under way: one of this thread goes on after it."""
+        """Whether a call of another thread is under way. A call of this thread does not count: it
+        goes on only after the wait."""
 
 
 class Pins:
-    """Of one store."""
+    """The snapshots of one store that somebody copies from."""
 
     def __init__(self) -> None:
         self._pins: WeakValueDictionary[int, Pin] = WeakValueDictionary()
@@ -34,7 +36,8 @@ class Pins:
         self._pins[id(pin)] = pin
 
     def wait(self) -> None:
-        """Until what they show has been copied."""
+        """Waits until what the snapshots show has been copied, or until nobody has read from them
+        for a while."""
         read = time.monotonic()
         while left := [pin for pin in alive(self._pins) if not pin.closed]:
             if any(pin.busy for pin in left):

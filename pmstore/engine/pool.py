@@ -33,7 +33,7 @@ node; and memory, of an array that was found to be used: its block, pinned."""
 
 
 class SlotPair(NamedTuple):
-    """struct pms_slot_pair. Holds until the next change."""
+    """Where a pair of slots lies: struct pms_slot_pair. It holds until the next change."""
 
     group: int
     data: tuple[int, int]
@@ -74,9 +74,9 @@ class Pool:
         before: bool = False,
         ranges: Callable[[Any], Iterable[tuple[int, int]]],
     ) -> None:
-        """Opens the file. before: with the lock of mode "r": the version before the last commit is
-        shown, which must be held. ranges: (address, bytes) pairs of an object that has no buffer,
-        for declared writes.
+        """Opens the file. before: with the lock of mode "r": shows the version before the last
+        commit, which must be held. ranges: a function that returns (address, bytes) pairs of an
+        object that has no buffer, for declared writes.
 
         Raises: what `pmstore.open` says.
         """
@@ -124,7 +124,7 @@ class Pool:
         handle = self.handle
         self.will_write: Callable[[Sequence[Any]], None] = handle.will_write
         self.rollbacks: Callable[[], int] = handle.rollbacks
-        # of the calling thread's transaction block; 0: it is in none
+        # depth of the calling thread's transaction block; 0: it is in none
         self.block_depth: Callable[[], int] = handle.block_depth
         self.epoch: Callable[[], int] = handle.epoch
         self.find: Callable[[int, bytes], Found | None] = handle.find
@@ -149,8 +149,8 @@ class Pool:
         return error
 
     def call(self, function: Any, *arguments: Any, missing: bool = False) -> bool:
-        """One call of the engine: function(pool, arguments, error). missing: what is asked for may
-        not be there; then False.
+        """Calls a function of the engine: function(pool, arguments, error). missing: what is asked
+        for may not be there; the call then returns False.
 
         Raises: what its status says.
         """
@@ -167,14 +167,14 @@ class Pool:
         self.call(_lib.pms_rollback)
 
     def back(self) -> None:
-        """To the version before the last commit, if it is held. Ends the doubt.
+        """Goes back to the version before the last commit, if it is held. Ends the doubt.
 
         Raises: TransactionError: it is not.
         """
         self.call(_lib.pms_back)
 
     def rewind(self) -> None:
-        """As `back`, for a program alone: the ranks of a job go back together.
+        """Goes back as `back` does, for a program alone: the ranks of a job go back together.
 
         Raises: InDoubtError.
         """
@@ -183,12 +183,13 @@ class Pool:
         self.back()
 
     def release(self) -> None:
-        """The version before the last commit is not needed any more. Ends the doubt."""
+        """Lets go of the version before the last commit, which is not needed any more. Ends the
+        doubt."""
         self.call(_lib.pms_release)
 
     def hold_for_job(self) -> None:
-        """Each commit holds the version before it for a job of several ranks, until close, and is
-        in doubt until `allow`.
+        """Has each commit hold the version before it for a job of several ranks, until close. The
+        commit is in doubt until `allow`.
 
         Raises: TransactionError: something is pending, or in a transaction block; StoreFullError:
             no room for the logs of two transactions, and nothing has changed; DomainError.
@@ -196,23 +197,25 @@ class Pool:
         self.call(_lib.pms_hold_for_job)
 
     def allow(self) -> None:
-        """All ranks have the last commit: the next one may let go of the version before it. Stores
-        nothing, and is forgotten by a crash. Idempotent."""
+        """Says that all ranks have the last commit: the next one may let go of the version before
+        it. Stores nothing, and is forgotten by a crash. Idempotent."""
         self.call(_lib.pms_allow)
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a version is held for a job that has not allowed that it goes. Commits, and what
-        else would let go of it, raise InDoubtError; `back` and `release` end it."""
+        """Whether a version is held for a job that has not yet allowed the store to let go of it.
+        Commits, and whatever else would let go of it, raise InDoubtError. `back` and `release` end
+        the doubt."""
         return bool(_lib.pms_in_doubt(self.raw))
 
     def holds(self) -> int:
-        """Whether the version before the last commit is held, and for whom: HELD_NOT (0, false),
-        HELD_FOR_STORE or HELD_FOR_JOB."""
+        """Returns whether the version before the last commit is held, and for whom: HELD_NOT (0,
+        false), HELD_FOR_STORE or HELD_FOR_JOB."""
         return int(_lib.pms_holds(self.raw))
 
     def load(self, data: int, data_bytes: int) -> None:
-        """Before an array's bytes are read at `info.base + data`, without a pin.
+        """Makes an array's bytes readable at `info.base + data`, without a pin. It is called before
+        they are read.
 
         Raises: SnapshotLostError.
         """
@@ -224,7 +227,7 @@ class Pool:
             return
 
     def is_old(self) -> bool:
-        """Whether a reader's view is not, or may not be, the last commit any more."""
+        """Returns whether a reader's view is not the last commit any more, or may not be."""
         old = _ffi.new("int *")
         self.call(_lib.pms_is_old, old)
         return bool(old[0])
@@ -232,19 +235,20 @@ class Pool:
     # -- objects
 
     def entries(self, directory: int) -> list[tuple[bytes, Found]]:
-        """All names of a directory with their objects, in order of insertion."""
+        """Returns all names of a directory with their objects, in order of insertion."""
         return list(self.scan(directory))
 
     def scan(self, directory: int) -> Iterator[tuple[bytes, Found]]:
-        """As `entries`, one by one. REQUIRES: nobody changes the directory meanwhile."""
+        """Yields what `entries` returns, one by one. REQUIRES: nobody changes the directory
+        meanwhile."""
         node = 0
         while (entry := self.handle.next(directory, node)) is not None:
             yield entry
             node = entry[1].node
 
     def tree(self, directory: int = ROOT) -> Iterator[tuple[bytes, Found]]:
-        """All objects below a directory with their paths, a group before what is in it. REQUIRES:
-        nobody changes any meanwhile.
+        """Yields all objects below a directory with their paths, a group before what is in it.
+        REQUIRES: nobody changes any of them meanwhile.
 
         Raises: CorruptStoreError, also if groups contain each other, or more than GROUPS_MAX of
             them.
@@ -274,8 +278,8 @@ class Pool:
                 open_groups.pop()
 
     def names(self, directory: int, after: int, limit: int) -> list[bytes]:
-        """At most `limit` names in order of insertion, from the one behind the node `after` on (0:
-        from the first)."""
+        """Returns at most `limit` names in order of insertion, beginning with the one behind the
+        node `after` (0: with the first)."""
         result: list[bytes] = []
         node = after
         while len(result) < limit and (entry := self.handle.next(directory, node)) is not None:
@@ -300,8 +304,8 @@ class Pool:
         source_bytes: int = 0,
         must_be_new: bool = False,
     ) -> int:
-        """Allocates, fills, publishes. source: address of source_bytes bytes. Returns the block's
-        offset.
+        """Allocates an array, fills it, and publishes it under the name. source: address of
+        source_bytes bytes. Returns the block's offset.
 
         Raises: NameExistsError if it must be new and is not; StoreFullError.
         """
@@ -316,14 +320,16 @@ class Pool:
         return int(data[0])
 
     def group(self, directory: int, name: bytes, *, create: bool) -> int | None:
-        """The group's directory; None if there is none and it is not to be created.
+        """Returns the group's directory; None if there is no such group, and it is not to be
+        created.
 
         Raises: NameExistsError if the name is another kind of object.
         """
         return self._open(_lib.pms_object_group, directory, name, create)
 
     def open_list(self, directory: int, name: bytes, *, create: bool) -> int | None:
-        """As `group`, for a list: a number that holds until the list is removed or a roll back."""
+        """Opens a list as `group` opens a group. Returns a number that holds until the list is
+        removed or the store is rolled back."""
         return self._open(_lib.pms_object_list, directory, name, create)
 
     def _open(self, function: Any, directory: int, name: bytes, create: bool) -> int | None:
@@ -344,7 +350,7 @@ class Pool:
         data_bytes: int,
         in_place: bool,
     ) -> None:
-        """A pair of arrays of zeros, in one step. about: which one is current.
+        """Makes a pair of arrays of zeros, in one step. about: which one is current.
 
         Raises: NameExistsError, StoreFullError.
         """
@@ -352,7 +358,7 @@ class Pool:
         self.call(_lib.pms_object_make_slots, *named, meta, len(meta), data_bytes, in_place)
 
     def slot_find(self, directory: int, path: bytes) -> SlotPair | None:
-        """None: no slots are there."""
+        """Returns where the pair of slots lies; None if no slots are there."""
         pair = _ffi.new("struct pms_slot_pair *")
         if not self.call(_lib.pms_slot_find, directory, path, len(path), pair, missing=True):
             return None
@@ -361,7 +367,7 @@ class Pool:
         )
 
     def is_live(self, data: int) -> bool:
-        """Whether a name or a list has the block."""
+        """Returns whether a name or a list has the block."""
         error = self._error()
         live = bool(_lib.pms_is_live(self.raw, data, error))
         self._errors.append(error)
@@ -372,7 +378,8 @@ class Pool:
         return self.call(_lib.pms_object_remove, directory, name, len(name), missing=True)
 
     def list_count(self, directory: int, path: bytes = b"") -> int:
-        """Items of the list at the path; without one, of the list itself that `open_list` gave.
+        """Returns how many items the list at the path has; without a path, the list itself that
+        `open_list` gave.
 
         Raises: KeyError.
         """
@@ -383,21 +390,22 @@ class Pool:
     # -- the record outside transactions
 
     def read_history(self) -> bytes:
-        """HISTORY_BYTES bytes; zeros until something was written."""
+        """Returns the HISTORY_BYTES bytes of the history; they are zeros until something was
+        written."""
         raw = _ffi.new("unsigned char[]", HISTORY_BYTES)
         self.call(_lib.pms_history_read, raw)
         return bytes(_ffi.buffer(raw))
 
     def write_history(self, data: bytes) -> None:
-        """Replaces it, padded with zeros. Neither commits nor rolls back with anything."""
+        """Replaces the history, and pads it with zeros. It neither commits nor rolls back with
+        anything."""
         self.call(_lib.pms_history_write, data, len(data))
 
 
 def exiting() -> None:
-    """The program ends: its death unlocks closed stores, and nothing is copied for it. Should it
-    take longer than ten seconds, what live arrays show of the files is copied, and they are
-    unlocked.
-    """
+    """Says that the program ends: its death unlocks closed stores, and nothing is copied for it.
+    Should the end take longer than ten seconds, what live arrays show of the files is copied, and
+    the files are unlocked."""
     _lib.pms_unlock_exiting()
 
 

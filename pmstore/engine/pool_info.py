@@ -10,7 +10,8 @@ from pmstore.engine.constants import DOMAINS, FLUSHES
 
 
 class PoolInfo(NamedTuple):
-    """struct pms_info: what is fixed from open on. The first of them are those of `Recovery`.
+    """What is fixed of a store from its open on: struct pms_info. The first fields are those of
+    `Recovery`.
 
     Attributes:
         asked_domain: at creation; "auto" decides at every open.
@@ -47,7 +48,7 @@ _TRUTHS = [name for name, kind in PoolInfo.__annotations__.items() if "bool" in 
 
 
 def read_info(pool: Any) -> PoolInfo:
-    """pool: `struct pms_pool *`."""
+    """Reads what is fixed of an open store. pool: `struct pms_pool *`."""
     raw = _ffi.new("struct pms_info *")
     _lib.pms_pool_info(pool, raw)
     told = {name: getattr(raw, name) for name in PoolInfo._fields}

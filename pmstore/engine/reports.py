@@ -23,7 +23,8 @@ SURVIVES = {
 
 
 def _counts(title: str, report: Any, picture: notebook.Drawn | None = None) -> str:
-    """A report in a notebook: what is not nothing of it."""
+    """Returns the HTML of a report in a notebook: its fields, without those that are zero or
+    empty."""
     told = [(field.name.replace("_", " "), getattr(report, field.name)) for field in fields(report)]
     rows = [(name, f"{value:,}" if type(value) is int else value) for name, value in told if value]
     return notebook.facts(title, rows, picture)
@@ -35,7 +36,7 @@ _SHOWN = 2
 
 @dataclass(frozen=True)
 class Recovery:
-    """What the open found and had to do. `print(store.recovery)` says it in words.
+    """The findings of an open, and what it had to do. `print(store.recovery)` says it in words.
 
     Attributes:
         created: this open made the store.
@@ -90,14 +91,15 @@ class Recovery:
 
 
 def recovery_of(info: PoolInfo) -> Recovery:
-    """Of a store, from its open on."""
+    """Returns the report of the recovery that the store's open did."""
     kept = {field.name for field in fields(Recovery)} & set(info._fields)
     return Recovery(**{name: getattr(info, name) for name in kept}, live=info.beside == _SHOWN)
 
 
 @dataclass(frozen=True)
 class Stats:
-    """struct pms_stats: sizes now, and counts since open. All in bytes or pieces.
+    """The sizes of a store as they are now, and counts since open: struct pms_stats. All are in
+    bytes or pieces.
 
     Attributes:
         pinned_bytes: freed, but held by arrays that are still alive.
@@ -143,7 +145,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `Store.check` found. `problems` is empty if the store is sound.
+    """The findings of `Store.check`. `problems` is empty if the store is sound.
 
     Attributes:
         leaks: blocks that belong to nobody. Each is among the problems.
@@ -206,7 +208,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class Info:
-    """A store in a few lines: `print(store.info())`."""
+    """A summary of a store in a few lines: `print(store.info())`."""
 
     path: str
     domain: str
@@ -223,13 +225,13 @@ class Info:
     uuid: str
     recovery: Recovery
     held: bool
-    """Whether the version before the last commit can still be had: `Store.rewind`. Of a store that
-    another process writes to it is False: that process alone knows."""
+    """Whether the version before the last commit can still be had: `Store.rewind`. It is False for
+    a store that another process writes to: that process alone knows."""
     in_doubt: bool
     """Whether it is held for a job of several ranks, which are not known to have the last
     commit."""
     jobs: tuple[JobState, ...]
-    """Of its runs."""
+    """The states of its runs that are in a job."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -270,8 +272,8 @@ class Info:
 
 @dataclass(frozen=True)
 class SegmentUsage:
-    """Where the bytes of one segment of the file are (the store begins with one, and each growth
-    adds one).
+    """Says where the bytes of one segment of the file are. The store begins with one segment, and
+    each growth adds one.
 
     Attributes:
         table_off: where the segment begins in the file: with its page table, then come its log and

@@ -41,14 +41,14 @@ def _as(kind: str, array: Array) -> Any:
 
 
 def checksum(data: Any) -> int:
-    """CRC-32C of bytes-like data."""
+    """Returns the CRC-32C of bytes-like data."""
     return int(native.pms_checksum(0, native_ffi.from_buffer(data), len(data)))
 
 
 class Fingerprints:
-    """Hashes of whole pages by a key of its own (native/base/fingerprint.h): two different contents
-    have the same one with a chance of at most 2^-126, whoever made them up. For this process
-    alone."""
+    """Makes hashes of whole pages by a key of its own (native/base/fingerprint.h). Two different
+    contents have the same hash with a chance of at most 2^-126, whoever made them up. The hashes
+    mean something in this process alone."""
 
     __slots__ = ("_key",)
 
@@ -56,7 +56,7 @@ class Fingerprints:
         self._key = np.frombuffer(os.urandom(8 * native.PMS_FINGERPRINT_KEY), np.uint64)
 
     def of(self, pages: Array) -> bytes:
-        """REQUIRES: whole pages, one at least."""
+        """Returns the hash of the pages. REQUIRES: whole pages, one at least."""
         made = np.empty(native.PMS_FINGERPRINT_WORDS, np.uint64)
         key = _as("uint64_t *", self._key)
         native.pms_fingerprint(key, _at(pages), pages.nbytes, _as("uint64_t *", made))
@@ -84,16 +84,17 @@ class Transfer:
 
     @property
     def written_bytes(self) -> int:
-        """Less than what is done: what a place has already is not written."""
+        """The bytes that were written. They are fewer than those that are done: what a place has
+        already is not written."""
         return int(self.raw.done_bytes - self.raw.spared_bytes)
 
     def add(self, nbytes: int, spared: bool = False) -> None:
-        """spared: they need not be written. For one thread."""
+        """Counts bytes as done. spared: they need not be written. Only one thread may call it."""
         self.raw.done_bytes += nbytes
         self.raw.spared_bytes += nbytes if spared else 0
 
     def cancel(self) -> None:
-        """Threads stop at their next batch."""
+        """Has the threads stop at their next batch."""
         self.raw.cancel = 1
 
     @property
@@ -103,7 +104,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """struct pms_snapshot_info.
+    """What the engine says of a snapshot: struct pms_snapshot_info.
 
     Attributes:
         kept_bytes: of pages kept for the store's open snapshots, now.
@@ -122,8 +123,8 @@ class SnapshotInfo:
 
 
 def _unpin(pool: Pool, process: int, holder: Any) -> None:
-    """Also when the last reference goes, in whatever thread; in a fork child the snapshot is the
-    parent's."""
+    """Ends the snapshot, if it is this process's: in a fork child it is the parent's. It also runs
+    when the last reference goes, in whatever thread."""
     raw, holder[0] = holder[0], native_ffi.NULL
     if raw and os.getpid() == process:
         native.pms_snapshot_end(pool.raw, raw)
@@ -141,8 +142,11 @@ class Snapshot:
     def __init__(
         self, pool: Pool, bound_bytes: int = 0, max_wait_seconds: float | None = None
     ) -> None:
-        """bound_bytes: of pages kept for it; 0: a quarter of the state. max_wait_seconds: how long
-            a commit waits at the bound before the snapshot is given up; None: for ever.
+        """Pins the last commit. bound_bytes: of pages kept for it; 0: a quarter of the state.
+        max_wait_seconds: how long a commit waits at the bound before the snapshot is given up;
+        None: for ever.
+
+        Raises: ClosedStoreError, ForkedStoreError, OSError.
 
         Raises: ClosedStoreError, ForkedStoreError, OSError.
         """
@@ -165,8 +169,8 @@ class Snapshot:
         self.super: bytes = info.super
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        """A call that `close` waits for: a transfer that was given up may still be somewhere in its
-        thread."""
+        """Calls the engine, such that `close` waits for the call: a transfer that was given up may
+        still be somewhere in its thread."""
         caller = os.getpid(), threading.get_ident()
         with self._lock:
             if self._closed:
@@ -181,8 +185,8 @@ class Snapshot:
                     _unpin(self._pool, os.getpid(), self._holder)
 
     def info(self) -> SnapshotInfo:
-        """Raises: TransactionError if a commit waited too long for room and the snapshot was given
-        up."""
+        """Returns the snapshot's sizes and counts as they are now. Raises: TransactionError if a
+        commit waited too long for room and the snapshot was given up."""
         raw = native_ffi.new("struct pms_snapshot_info *")
         self._call(native.pms_snapshot_info, raw)
         return SnapshotInfo(
@@ -198,8 +202,8 @@ class Snapshot:
         )
 
     def chunks(self, chunk_bytes: int, since: int) -> Array:
-        """uint8 for each chunk of the file: 0, LIVE, or LIVE | CHANGED since the snapshot with that
-        tag. Once, and first."""
+        """Returns a uint8 for each chunk of the file: 0, LIVE, or LIVE | CHANGED since the snapshot
+        with that tag. It is called once, before all else."""
         state = np.zeros(-(-self.file_bytes // chunk_bytes), np.uint8)
         self._call(
             native.pms_snapshot_chunks, since, chunk_bytes, _as("uint8_t *", state), len(state)
@@ -211,11 +215,12 @@ class Snapshot:
         self._call(native.pms_snapshot_take, offset, into.nbytes, _at(into), 0)
 
     def give_up(self, offset: int, nbytes: int) -> None:
-        """Whole pages are not to be read again: commits keep no more for this snapshot."""
+        """Says that these whole pages are not read again: commits keep no more of them for this
+        snapshot."""
         self._call(native.pms_snapshot_give_up, offset, nbytes)
 
     def peek(self, offset: int, nbytes: int) -> bytes:
-        """Bytes as of the snapshot, from anywhere; they may be read again."""
+        """Returns bytes as of the snapshot, from anywhere; they may be read again."""
         first, last = offset // PAGE_BYTES, -(-(offset + nbytes) // PAGE_BYTES)
         pages = np.empty((last - first) * PAGE_BYTES, np.uint8)
         self._call(native.pms_snapshot_take, first * PAGE_BYTES, pages.nbytes, _at(pages), 0)
@@ -224,7 +229,8 @@ class Snapshot:
 
     def copy(self, offset: int, into: Array) -> None:
         """Copies bytes as of the snapshot, from anywhere, into a uint8 array; they may be read
-        again. By pages of its own, as no store may be written to while another one is read."""
+        again. It copies by way of pages of its own: no store may be written to while another one is
+        read."""
         end, at = offset + into.size, offset - offset % PAGE_BYTES
         pages = np.empty(min(_COPY_BYTES, -(-(end - at) // PAGE_BYTES) * PAGE_BYTES), np.uint8)
         while at < end:
@@ -266,8 +272,9 @@ class Snapshot:
         return crc, at
 
     def close(self) -> None:
-        """Unpins. Idempotent. Waits for calls of other threads that are under way; one of this
-        thread, which a signal handler or a finalizer interrupted, unpins when it ends."""
+        """Unpins the commit. Idempotent. Waits for calls of other threads that are under way. A
+        call of this thread, which a signal handler or a finalizer interrupted, unpins when it
+        ends."""
         while True:
             with self._lock:
                 self._closed = True
@@ -275,7 +282,7 @@ class Snapshot:
                     _unpin(self._pool, os.getpid(), self._holder)
                 if not self.busy:
                     return
-            time.sleep(0.005)  # rarely: of a flush that was given up
+            time.sleep(0.005)  # this happens rarely: a call of a flush that was given up
 
     @property
     def closed(self) -> bool:
@@ -295,7 +302,7 @@ class Snapshot:
 
 
 def reserve(fd: int, nbytes: int, path: str) -> None:
-    """Room for a file about to be written, where the file system can.
+    """Takes room for a file that is about to be written, where the file system can.
 
     Raises: StoreFullError, OSError.
     """
@@ -303,18 +310,19 @@ def reserve(fd: int, nbytes: int, path: str) -> None:
 
 
 def sync(fd: int, path: str) -> None:
-    """fdatasync, seen by crash tests."""
+    """Makes a file's data durable (fdatasync), such that crash tests see it."""
     call(path, native.pms_transfer_sync, fd)
 
 
 class Fill:
-    """A new file in memory, filled through a mapping (native/flush/filling.h); not mapped if it
-    lies elsewhere."""
+    """Fills a new file that lies in memory, through a mapping (native/flush/filling.h). A file that
+    lies elsewhere is not mapped."""
 
     __slots__ = ("raw",)
 
     def __init__(self, fd: int, nbytes: int, path: str) -> None:
-        """Raises: StoreFullError, OSError."""
+        """Makes the file that long, and maps it if it lies in memory. Raises: StoreFullError,
+        OSError."""
         raw = native_ffi.new("struct pms_filling **")
         call(path, native.pms_filling_open, fd, nbytes, raw)
         self.raw: Any = raw[0]
@@ -326,22 +334,22 @@ class Fill:
     def reserve(
         self, offset: int, nbytes: int, filled: bool, transfer: Transfer, path: str
     ) -> None:
-        """Room, while others fill the file. filled: a range that will be; the memory of others is
-        not touched.
+        """Takes room for a range while others fill the file. filled: the range will be filled; the
+        memory of other ranges is not touched.
 
         Raises: StoreFullError, OSError; TransactionError if it was cancelled.
         """
         call(path, native.pms_filling_room, self.raw, offset, nbytes, filled, transfer.raw)
 
     def close(self) -> None:
-        """Nobody may be filling it."""
+        """Ends the mapping. Idempotent. REQUIRES: nobody is filling the file."""
         raw, self.raw = self.raw, native_ffi.NULL
         if raw:
             native.pms_filling_close(raw)
 
 
 class UnreadableError(OSError):
-    """The medium does not give back what was written to it (EIO)."""
+    """Says that the medium does not give back what was written to it (EIO)."""
 
 
 def copy_pieces(
@@ -355,8 +363,8 @@ def copy_pieces(
     end: int,
     transfer: Transfer,
 ) -> int | None:
-    """Copies pieces between files, each checked. Returns the index of the first bad one, or None.
-    fill: of the target.
+    """Copies pieces between files, and checks each. Returns the index of the first bad one, or
+    None. fill: of the target.
 
     Raises: UnreadableError: of the source; OSError.
     """
@@ -386,7 +394,7 @@ def copy_pieces(
 
 
 def store_size(head: bytes, path: str) -> int:
-    """Bytes of the store whose superblock this is.
+    """Returns the bytes of the store whose superblock this is.
 
     Raises: CorruptStoreError, FormatVersionError.
     """
@@ -398,8 +406,8 @@ def store_size(head: bytes, path: str) -> int:
 
 
 def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
-    """Makes room for a file that large while others write to it. False: the file system cannot, and
-    nothing was done.
+    """Makes room for a file of that size while others write to it. Returns False if the file system
+    cannot, and nothing was done.
 
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """
@@ -409,8 +417,8 @@ def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
 
 
 def allocate_store(fd: int, size: int, transfer: Transfer, path: str) -> None:
-    """Makes a file that large, with room for all of it, while nobody writes to it. What was written
-    to it stays.
+    """Makes a file of that size, with room for all of it, while nobody writes to it. What was
+    written to it stays.
 
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """
@@ -418,17 +426,17 @@ def allocate_store(fd: int, size: int, transfer: Transfer, path: str) -> None:
 
 
 def seal_store(fd: int, head: bytes, domain: str, path: str) -> None:
-    """Makes it a store, with a uuid of its own. Durable on return."""
+    """Makes the file a store, with a uuid of its own. Durable on return."""
     call(path, native.pms_restore_seal, fd, head, DOMAINS[domain])
 
 
 def uuid_of(head: bytes) -> str:
-    """Of a superblock (docs/FORMAT.md)."""
+    """Returns the store's uuid as its superblock has it (docs/FORMAT.md)."""
     return head[32:48].hex()
 
 
 def file_bytes_of(head: bytes) -> int:
-    """Of the store's file, by its superblock."""
+    """Returns the bytes of the store's file, as its superblock says."""
     return int.from_bytes(head[56:64], "little")
 
 

@@ -13,8 +13,8 @@ _LONGEST_PAUSE_SECONDS = 0.01
 
 
 async def enter(transaction: Transaction, timeout_seconds: float | None) -> Transaction:
-    """Nobody tells a loop that one was left in another thread, or went with its thread: so it is
-    looked for."""
+    """Enters the transaction block when it is free. It looks again and again: nobody tells an event
+    loop that a block was left in another thread, or ended with its thread."""
     end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     pause = 0.0
     while not transaction.enter_if_free(end is not None and time.monotonic() >= end):

@@ -1,4 +1,4 @@
-"""Giving space back: a store that has shrunk, written anew into a file as small as it can be."""
+"""Gives space back: writes a store that has shrunk anew into a file as small as it can be."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _BATCH_ITEMS = 1000
 
 @dataclass(frozen=True)
 class Compaction:
-    """What `compact` did. Equal sizes: there was nothing to gain, and the file is as it was."""
+    """The outcome of `compact`. Equal sizes: there was nothing to gain, and the file is as it
+    was."""
 
     before_bytes: int
     after_bytes: int
@@ -102,8 +103,8 @@ def compact(
 
 
 def _file_bytes_for(data_bytes: int) -> int:
-    """A file of about that much data: fixed pages, and for each data page itself, its log and its
-    entry in the page table."""
+    """Returns the bytes of a file that holds about so many bytes of data: fixed pages, and for each
+    data page itself, its log and its entry in the page table."""
     pages = data_bytes // PAGE_BYTES + 1
     return (
         pages * (PAGE_BYTES + PAGE_BYTES + 64 + 3 * 16)
@@ -119,8 +120,8 @@ def _rewrite(
     room: tuple[float, int],
     progress: Callable[[int, int], None] | None,
 ) -> int | None:
-    """Bytes of the new file; None: it would have to grow, and there is another room to try.
-    Everything is durable on return."""
+    """Writes the new file and returns its bytes. Returns None if the file would have to grow, and
+    there is another room to try. Everything is durable on return."""
     info, stats = old._core.pool.info, old.stats()
     size = max(
         MIN_SIZE_BYTES, _file_bytes_for(round(stats.used_bytes * room[0]) + room[1] * PAGE_BYTES)

@@ -1,5 +1,5 @@
-"""What a file of others is told beside its arrays, so that what was exported comes back as it was:
-a group taken apart, and what a file says of itself."""
+"""Describes a store's content beside the arrays in a file of others, so that what was exported
+comes back as it was: takes a group apart, and checks what a file says of itself."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ class Parts:
 
 
 class Items(list[Any]):
-    """What becomes a persistent list."""
+    """A list that becomes a persistent list of the store."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a file that is ours says of itself, checked: of another, nothing."""
+    """The description that a file of ours has of itself, checked. A file of others has none."""
 
     separator: str
     order: Mapping[str, int]
@@ -112,11 +112,12 @@ class Description:
     values: Mapping[str, str]
     paths: Mapping[str, str]
     tensors: Mapping[str, Sequence[str]]
-    """By their names in the file; "parameter" and "requires_grad" of those that are."""
+    """The tensors by their names in the file, each with "parameter" and "requires_grad" where it is
+    so."""
 
     @classmethod
     def of(cls, said: Any, separator: str) -> Description:
-        """Raises: ValueError."""
+        """Checks what a file says of itself. Raises: ValueError."""
 
         def must(right: bool, what: str) -> None:
             if not right:
@@ -154,12 +155,12 @@ class Description:
         )
 
     def place(self, key: str) -> str:
-        """Where in the store it goes what has that name in the file."""
+        """Returns the path in the store for what has that name in the file."""
         return self.paths.get(key, key.replace(self.separator, "/"))
 
 
 class Plan:
-    """What an import puts where: by path in the group, in order. All names are checked before
+    """Says what an import puts where: by path in the group, in order. All names are checked before
     anything is put.
 
     Raises: ValueError.
@@ -171,8 +172,8 @@ class Plan:
         texts: Mapping[str, str],
         arrays: Mapping[str, Callable[[], Any]],
     ) -> None:
-        """texts: of other programs. arrays: functions that read them, by their names in the
-        file."""
+        """Makes the plan. texts: of other programs. arrays: functions that read them, by their
+        names in the file."""
         found: dict[str, Callable[[], Any] | None] = {}
 
         def add(path: str, read: Callable[[], Any] | None) -> None:

@@ -74,7 +74,7 @@ def export_safetensors(
 def write_safetensors(
     arrays: Mapping[str, Any], metadata: Mapping[str, str], path: str | os.PathLike[str], mode: int
 ) -> int:
-    """As `export_safetensors`, of arrays and tensors by name."""
+    """Writes arrays and tensors by name, as `export_safetensors` writes those of a store."""
     with optional:
         import safetensors
 
@@ -194,9 +194,9 @@ def import_safetensors(
     """Copies a safetensors file into the store or group. Returns the number of arrays. Call it
     inside a transaction.
 
-    What `export_safetensors` wrote comes back as it was. Of other files, separators in names become
-    groups, the arrays numpy arrays, but torch tensors where numpy lacks the dtype or tensors is
-    set, and the metadata str values.
+    What `export_safetensors` wrote comes back as it was. In other files, separators in names become
+    groups. Arrays become numpy arrays, or torch tensors where numpy lacks the dtype or `tensors` is
+    set. Metadata become str values.
 
     Raises: NameExistsError unless replace is set; CorruptStoreError that names the file and the
         place; PmstoreError if there is not enough memory for an array; OSError; ModuleNotFoundError

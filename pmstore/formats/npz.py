@@ -1,7 +1,6 @@
-"""Reading npy and npz files that strangers made. What a file declares is believed only as far as
-its bytes bear it out: no more memory is taken than the file has bytes, or than the limit for
-compressed members says. Nothing is unpickled.
-"""
+"""Reads npy and npz files that strangers made. What a file declares is believed only as far as its
+bytes bear it out: no more memory is taken than the file has bytes, or than the limit for compressed
+members says. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class Header:
     fortran_order: bool
     dtype: np.dtype[Any]
     header_bytes: int
-    """Where the elements begin."""
+    """The place in the file where the elements begin."""
 
     @property
     def data_bytes(self) -> int:
@@ -47,7 +46,7 @@ class Header:
 
 
 def read_header(file: IO[bytes]) -> Header:
-    """Of an npy file, or of a member of an npz file.
+    """Reads the header of an npy file, or of a member of an npz file.
 
     Raises: ValueError, and whatever numpy and Python's parser raise: call it in `sound`.
     """
@@ -68,7 +67,7 @@ def read_header(file: IO[bytes]) -> Header:
         raise ValueError("the header is cut off")
     try:
         shape, fortran_order, dtype = _parse(version, prefix, text)
-    except (MemoryError, RecursionError):  # of the parser, for its stack
+    except (MemoryError, RecursionError):  # the parser's stack has no room
         raise ValueError("a header nested too deep") from None
     if dtype.hasobject:
         raise ValueError(
@@ -80,7 +79,7 @@ def read_header(file: IO[bytes]) -> Header:
 
 
 def _parse(version: tuple[int, int], prefix: bytes, text: bytes) -> tuple[Any, Any, np.dtype[Any]]:
-    if version in _PUBLIC:  # they know what Python 2 wrote, too
+    if version in _PUBLIC:  # numpy's readers know what Python 2 wrote, too
         return _PUBLIC[version](io.BytesIO(prefix + text), max_header_size=_HEADER_MOST)
     parts = ast.literal_eval(text.decode())
     if set(parts) != {"descr", "fortran_order", "shape"}:
@@ -159,7 +158,8 @@ class NpzFile:
         return iter(self._members)
 
     def read(self, name: str) -> Array:
-        """A new array. Its memory is what its bytes need, which are there.
+        """Returns the member as a new array. Its memory is what its bytes need, and those are in
+        the file.
 
         Raises: ValueError, and what numpy, zipfile and zlib raise: call it in `sound`.
         """

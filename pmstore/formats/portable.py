@@ -156,9 +156,9 @@ _RECORDS: dict[str, tuple[type, ...]] = {
 
 
 class _Reader:
-    """Records, and the bytes of arrays. Takes memory only for what has arrived. msgpack bounds each
-    length by itself, so objects within objects, of which a few bytes declare many, are refused when
-    the first of them ends.
+    """Reads records, and the bytes of arrays. It takes memory only for what has arrived. msgpack
+    bounds each length by itself. So objects within objects, of which a few bytes declare many, are
+    refused when the first of them ends.
 
     Raises (all methods): CorruptStoreError, which names the file and the record; PmstoreError for
     want of memory; OSError.
@@ -186,7 +186,7 @@ class _Reader:
 
     @property
     def place(self) -> str:
-        """The file, and the record that was read last."""
+        """The place in words: the file, and the record that was read last."""
         if not self.objects:
             return self.source
         return f"{self.source}: record {self.objects}" + (
@@ -231,7 +231,7 @@ class _Reader:
         return list(record)
 
     def pieces(self, data_bytes: int) -> Iterator[bytes]:
-        """The bytes of an array, as they arrive."""
+        """Yields the bytes of an array, as they arrive."""
         left = data_bytes
         if left < 0:
             raise self.wrong("the dump is damaged: an array of no length")
@@ -268,8 +268,8 @@ def load(
 
     Raises: FileExistsError if there is something at the path; CorruptStoreError, which names the
         record, if the dump is damaged or cut short, has a name twice, or slots that hold anything
-        but their two arrays; PmstoreError for want of memory; StoreFullError, OSError. Then nothing
-        is made.
+        but their two arrays; PmstoreError for want of memory; StoreFullError, OSError. After an
+        error nothing is made.
     """
     target = absent(path)
     reader = _Reader(file, progress)
@@ -336,7 +336,7 @@ class _Loader:
                 self._named(*record)
 
     def _pass_over(self, what: str, *parts: Any) -> None:
-        """What is under a name of the library's own is read, as all of the dump is, and goes
+        """Reads what is under a name of the library's own, as all of the dump is read, and puts it
         nowhere."""
         if what.endswith(" array"):
             for _ in self._reader.pieces(parts[-1]):
@@ -388,7 +388,8 @@ class _Loader:
         self._pending += 64 + length
 
     def _directory(self, parts: list[bytes]) -> int:
-        """Of the group that the path names: its record came before."""
+        """Returns the directory of the group that the path names. The group's record came
+        before."""
         directory = ROOT
         for depth, part in enumerate(parts, 1):
             found = self._pool.find(directory, part)
@@ -402,7 +403,7 @@ class _Loader:
         return directory
 
     def _leave_pair(self, parts: list[bytes]) -> None:
-        """Slots are checked when what comes next is in another group."""
+        """Checks slots, when what comes next is in another group."""
         if self._pair and parts != self._pair:
             pair, self._pair = self._pair, []
             found = self._pool.find(self._directory(pair[:-1]), pair[-1])

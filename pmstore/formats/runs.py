@@ -1,5 +1,5 @@
-"""Stored runs to and from safetensors, under the names of the model's state dict: whole, or each
-rank's part in a file of its own, as tensors lie that are spread over ranks (DTensors)."""
+"""Copies stored runs to and from safetensors, under the names of the model's state dict: whole, or
+each rank's part in a file of its own, as tensors lie that are spread over ranks (DTensors)."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def export_run(
 
     stores: of all ranks, as `StoreReader.of_run` takes them; with parts also of some. They are
         read at one state of the run, whether it was killed or trains.
-    path: of the file. With parts, of each rank's: "model.safetensors" becomes
-        "model-00001-of-00004.safetensors" for rank 1 of four stores. Of one store alone it stays:
-        so each rank can write its own, where its store is.
+    path: of the file. With parts, each rank has a file: "model.safetensors" becomes
+        "model-00001-of-00004.safetensors" for rank 1 of four stores. With one store alone the path
+        stays: so each rank can write its own, where its store is.
     parts: each store's own part, with its place in the metadata. Nothing is put together, and
         nothing copied that is contiguous. False: whole tensors, which need as much memory as those
         that lie in parts.
@@ -81,7 +81,7 @@ def export_run(
 
 
 def _called(key: str, optimizer: bool) -> str:
-    """A key of a checkpoint as a name in a file; "": it is not to be written."""
+    """Returns the name in a file for a key of a checkpoint; "" if it is not to be written."""
     kind, _, rest = key.partition(".")
     return rest if kind == "model" else key if kind == "optim" and optimizer else ""
 
@@ -141,7 +141,7 @@ def _export_parts(
 
 
 def _state_of(store: Any, name: str) -> list[int]:
-    """What tells the state of a job from all others: job, term, number, mark."""
+    """Returns the numbers that tell the state of a job from all others: job, term, number, mark."""
     from pmstore.objects.generations import decode
 
     numbers = store.get(f"{name}/job")
@@ -156,7 +156,7 @@ def _state_of(store: Any, name: str) -> list[int]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a tensor in a file."""
+    """A part of a tensor that lies in a file."""
 
     file: Any
     offsets: tuple[int, ...]
@@ -239,7 +239,8 @@ def _note(
     pieces: dict[str, list[_Piece]],
     whole: dict[str, tuple[int, ...]],
 ) -> None:
-    """A tensor of a file. Raises: CorruptStoreError."""
+    """Notes a tensor of a file. Raises: CorruptStoreError; MixedStoresError: two files disagree
+    about its size."""
     sizes = tuple(file.get_slice(key).get_shape())
     offsets, size = (0,) * len(sizes), sizes
     if place is not None:
@@ -253,12 +254,12 @@ def _note(
     if whole.setdefault(key, size) != size:
         raise MixedStoresError(f"{key!r} is {size} in one file, and {whole[key]} in another")
     held = pieces.setdefault(key, [])
-    if all(one.offsets != offsets or one.sizes != sizes for one in held):  # else replicated
+    if all(one.offsets != offsets or one.sizes != sizes for one in held):  # else it is replicated
         held.append(_Piece(file, offsets, sizes))
 
 
 def _check_whole(key: str, pieces: Sequence[_Piece], size: tuple[int, ...]) -> None:
-    """Raises: MixedStoresError."""
+    """Checks that the files have all elements of a tensor. Raises: MixedStoresError."""
     there = sum(prod(one.sizes) for one in pieces)
     if there != prod(size):
         raise MixedStoresError(
@@ -268,7 +269,7 @@ def _check_whole(key: str, pieces: Sequence[_Piece], size: tuple[int, ...]) -> N
 
 
 def _copy(key: str, piece: _Piece, part: torch.Tensor, offsets: Sequence[int]) -> None:
-    """What the piece and the part have in common."""
+    """Copies the elements that the piece and the part have in common."""
     if not part.dim():
         part.copy_(piece.file.get_tensor(key))
         return

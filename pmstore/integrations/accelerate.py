@@ -34,25 +34,26 @@ with optional:
 tested("accelerate", "1.15", "1.15")
 
 NOTE = "pmstore.json"
-"""In each folder that `save_state` writes: which commit of which store it belongs to."""
+"""The file in each folder that `save_state` writes. It says which commit of which store the folder
+belongs to."""
 
 
 class Registered:
-    """What `register` returns."""
+    """Holds the hooks that `register` has set. `remove` removes them."""
 
     def __init__(self, handles: tuple[Any, ...]) -> None:
         self._handles = handles
 
     def remove(self) -> None:
-        """Accelerate saves and loads weights itself again. Idempotent."""
+        """Removes the hooks: Accelerate saves and loads weights itself again. Idempotent."""
         for handle in self._handles:
             handle.remove()
 
 
 def register(accelerator: Accelerator, run: Run) -> Registered:
-    """From now on `accelerator.save_state` commits the run and writes no weights, `load_state`
-    takes the run back to that commit, and the run keeps how many batches the accelerator has
-    accumulated. Call it between `attach` and `run.batches()`.
+    """Has `accelerator.save_state` commit the run and write no weights, and `load_state` take the
+    run back to that commit. The run keeps how many batches the accelerator has accumulated. Call it
+    between `attach` and `run.batches()`.
 
     `save_state(folder)` ends the open step by `run.commit()`: all is durable, as far as the store's
     domain reaches, before Accelerate writes a file. It still writes those of optimizers,
@@ -86,7 +87,7 @@ def register(accelerator: Accelerator, run: Run) -> Registered:
 
 
 class _Counted:
-    """The accelerator's number of batches, which says when it steps."""
+    """Holds the accelerator's number of batches, which says when it steps."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -99,7 +100,7 @@ class _Counted:
 
 
 class _CountedPart(StatefulPart):
-    """It is in the store from the first commit after `register`."""
+    """Keeps that number in the store, from the first commit after `register` on."""
 
     def restore(self) -> None:
         if self.stored:
@@ -158,8 +159,8 @@ def _named(run: Run) -> dict[str, Any]:
 
 
 def _check_models(run: Run, models: list[nn.Module]) -> None:
-    """Raises: AttachError: a model of the accelerator is not the run's; its weights would be
-    dropped."""
+    """Checks that the accelerator's models are the run's. Raises: AttachError: one is not; its
+    weights would be dropped."""
     kept = {id(one) for model in run._steps.pieces.modules for one in model.parameters()}
     for model in models:
         if not all(id(one) in kept for one in model.parameters()):

@@ -1,4 +1,4 @@
-"""What can go wrong between a framework's objects and what a store holds of them."""
+"""Names what can go wrong between a framework's objects and what a store holds of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pmstore.errors import PmstoreError
 
 
 class DifferentError(PmstoreError, ValueError):
-    """What is given is not that of which the store holds the state. Nothing was changed.
+    """Says that what is given is not that of which the store holds the state. Nothing was changed.
 
     Attributes:
         differences: a sentence each, with both values.

@@ -33,7 +33,7 @@ _MARKS = (
     *("loss", "object", "dtype", "given"),
 )
 _MANY = 64
-"""Of floats in a list, from which on they are stored as an array: a history that grows."""
+"""A list of more floats than this is stored as an array: it is a history that grows."""
 _DEEP = 50
 _GAPS = 64
 """Times an array's own size, that it may lie apart."""
@@ -42,18 +42,19 @@ GLOBAL: np.random.RandomState = np.random.mtrand._rand
 
 
 class Split:
-    """What `split` makes."""
+    """Takes an estimator's attributes apart. It holds the arrays that it has found."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
-        """By path; the estimator's own, not copies."""
+        """The arrays by path; they are the estimator's own, not copies."""
         self.histories: set[str] = set()
         """Paths of arrays of which only the first part is filled, and more may follow."""
         self._seen: dict[Any, str] = {}
         self._alive: list[Any] = []  # so that no two objects have one address
 
     def attributes(self, state: Mapping[str, Any], given: frozenset[str]) -> dict[str, Any]:
-        """given: of these what is no data is left to the object that is given on the way back."""
+        """Returns the skeleton of the attributes. given: names of attributes that may be no data:
+        such a one is left to the object that gets the state on the way back."""
         skeleton = {}
         for name, value in state.items():
             try:
@@ -152,8 +153,9 @@ class Split:
 
 
 def _steps(array: Array) -> list[int] | None:
-    """Between elements along each axis, of an array that leaves gaps, as a slice does. Sums and
-    products of matrices are worked out in another order then, so that the last bits differ."""
+    """Returns the steps between elements along each axis, for an array that leaves gaps, as a slice
+    does; None for other arrays. Sums and products of matrices are worked out in another order with
+    gaps, so that the last bits differ."""
     if array.flags.forc or array.size == 0:
         return None
     steps = [step // array.itemsize for step in array.strides]
@@ -177,7 +179,8 @@ def _apart(array: Array, steps: list[int]) -> Array:
 
 
 def _float_type(items: list[Any]) -> type | None:
-    """Of all, if they are of one: float, or numpy's."""
+    """Returns the type of all items if they have one type, and it is float or numpy's; otherwise
+    None."""
     kinds = set(map(type, items))
     return kinds.pop() if kinds in ({float}, {np.float64}) else None
 
@@ -189,7 +192,8 @@ def generator_state(generator: Any) -> dict[str, Any]:
 
 
 def set_generator(generator: Any, state: dict[str, Any]) -> None:
-    """Raises: ValueError, TypeError: it is of another kind."""
+    """Sets the generator to the state. Raises: ValueError, TypeError: the state is of another kind
+    of generator."""
     if isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
@@ -197,21 +201,22 @@ def set_generator(generator: Any, state: dict[str, Any]) -> None:
 
 
 class Join:
-    """The way back. Arrays are those given.
+    """Puts attributes together again that `Split` took apart. Arrays are those given, not copies.
 
     It makes nothing but what `Split` takes apart: no class outside scikit-learn's own estimators,
     optimizers and losses is looked up, whatever the skeleton says.
     """
 
     def __init__(self, arrays: Mapping[str, Array], own: Mapping[str, Any]) -> None:
-        """own: attributes of the object that gets the state: what is left to it is taken from
-        there, and its generators are set, not made anew."""
+        """Takes the arrays. own: attributes of the object that gets the state. What was left to it
+        is taken from there, and its generators are set, not made anew."""
         self._arrays = arrays
         self._own = own
         self._made: dict[str, Any] = {}
 
     def attributes(self, skeleton: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises: ValueError, LookupError, TypeError: it is no skeleton."""
+        """Returns the attributes of a skeleton. Raises: ValueError, LookupError, TypeError: it is
+        no skeleton."""
         return {name: self._one(part, name) for name, part in skeleton.items()}
 
     def _one(self, part: Any, path: str) -> Any:
@@ -306,7 +311,7 @@ class Join:
 
 
 def settings_of(estimator: BaseEstimator) -> dict[str, str]:
-    """What the estimator was made with, in words."""
+    """Returns the parameters that the estimator was made with, in words."""
     return {name: _told(value) for name, value in estimator.get_params().items()}
 
 

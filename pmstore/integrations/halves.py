@@ -1,5 +1,5 @@
-"""What a plug-in is just writing into a store: no commit comes in between, and what was broken off
-is not committed."""
+"""Guards what a plug-in is just writing into a store: no commit comes in between, and what was
+broken off is not committed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pmstore.objects.guards import Watcher
 
 
 def check_store(store: object, call: str) -> None:
-    """call: how it is written. Raises: TypeError."""
+    """Checks that it is an open store. call: how the call is written, for the message. Raises:
+    TypeError."""
     if not isinstance(store, Store):
         raise TypeError(
             f"{call}: store is an open store, not {type(store).__name__}: write "
@@ -22,7 +23,7 @@ def check_store(store: object, call: str) -> None:
 
 
 class _Halves(Watcher):
-    """Of one store."""
+    """Guards one store: knows the names that are half written."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -52,8 +53,8 @@ _of: WeakKeyDictionary[Store, _Halves] = WeakKeyDictionary()
 
 @contextmanager
 def written_whole(store: Store, name: str) -> Iterator[None]:
-    """Around the writing of that name: until its end the store refuses to commit; if it is left by
-    an error, until `store.rollback()`.
+    """Wraps the writing of that name. Until the block ends, the store refuses to commit. If an
+    error leaves the block, the store refuses until `store.rollback()`.
 
     Raises: TransactionError: an earlier one was broken off.
     """
@@ -72,6 +73,7 @@ def written_whole(store: Store, name: str) -> Iterator[None]:
 
 
 def broken_off(store: Store, name: str) -> str:
-    """What is to be done about it. "": the name is whole."""
+    """Says what is to be done about a name whose writing was broken off. Returns "" if the name is
+    whole."""
     halves = _of.get(store)
     return halves.half() if halves is not None and name in halves.names else ""

@@ -91,15 +91,15 @@ def put(store: Store, name: str, tree: Any) -> None:
             if leaf.array is not None:
                 put_array(group, leaf.about["name"], leaf.array)
         for stale in set(group) - {leaf.about["name"] for leaf in leaves if leaf.array is not None}:
-            del group[stale]  # a number now
+            del group[stale]  # the leaf is a number now
         store[f"{name}/values"] = [leaf.value for leaf in leaves if leaf.about["kind"] in VALUES]
         if there != about:
             store[f"{name}/about"] = about
 
 
 def get(store: Store, name: str, like: Any = None) -> Any:
-    """The pytree under that name, in memory of its own: later writes and roll backs do not change
-    it.
+    """Returns the pytree under that name, in memory of its own: later writes and roll backs do not
+    change it.
 
     like: a tree of the same structure, as a program makes it before it trains: its shapes and
         dtypes are compared, its containers (named tuples of optax, dataclasses with what is static
@@ -175,7 +175,8 @@ def _refuse_other(
 
 
 def _refuse_own_memory(group: Group, leaves: list[Leaf]) -> None:
-    """A JAX array must not change; one that looks at what is about to be written would."""
+    """Refuses leaves that look at the arrays that are about to be written: a JAX array must not
+    change. Raises: TypeError."""
     held = [array for array in (group[name] for name in group) if array.size]
     spans = sorted(span(array)[0] for array in held)
     starts = [start for start, _ in spans]

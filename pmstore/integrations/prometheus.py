@@ -26,16 +26,16 @@ tested("prometheus_client", "0.20", "0.26")
 HOST = "127.0.0.1"
 _COUNTERS = ("commits", "rollbacks", "written_bytes")
 _TURN_SECONDS = 0.2
-"""So soon a close is noticed."""
+"""How soon a close is noticed."""
 _PATIENCE_SECONDS = 1.0
-"""For which one who asks may say nothing."""
+"""How long somebody who asks may say nothing."""
 
 _Start = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class Exporter(Collector):
-    """A collector for prometheus_client: what it was last called with, `run.metrics()`. Call it in
-    the thread that trains; it is asked in any.
+    """Collects metrics for prometheus_client: those that it was last called with, `run.metrics()`.
+    Call it in the thread that trains; any thread may ask it.
 
     labels: of every sample.
     """
@@ -66,14 +66,15 @@ class Exporter(Collector):
 
 class Endpoint(Exporter):
     """An exporter that answers at `url`, on 127.0.0.1 alone, where every user of this machine can
-    ask. One is answered after another: however many ask, they take one thread and one descriptor of
-    this process, and whoever says nothing holds up the others for a second.
+    ask. It answers one request after another. However many ask, they take one thread and one
+    descriptor of this process. Whoever says nothing holds up the others for a second.
 
     `close`, or `with endpoint:`, ends it; so does the program's end.
     """
 
     def __init__(self, port: int = 0, labels: Mapping[str, str] | None = None) -> None:
-        """port: 0: a free one. Raises: OSError: it is taken."""
+        """Opens the port, and answers from now on. port: 0: a free one. Raises: OSError: it is
+        taken."""
         super().__init__(labels)
         registry = CollectorRegistry()
         registry.register(self)
@@ -91,7 +92,7 @@ class Endpoint(Exporter):
                 self._server.handle_request()
 
     def close(self) -> None:
-        """Nobody is answered any more. Idempotent."""
+        """Closes the endpoint: nobody is answered any more. Idempotent."""
         self._closed.set()
         # who asks very slowly is no reason to wait
         self._thread.join(_TURN_SECONDS + _PATIENCE_SECONDS)
@@ -104,7 +105,7 @@ class Endpoint(Exporter):
 
 
 def serve(port: int = 0, labels: Mapping[str, str] | None = None) -> Endpoint:
-    """An endpoint for Prometheus, see `Endpoint`: call what it returns with `run.metrics()`.
+    """Opens an endpoint for Prometheus, see `Endpoint`. Call what it returns with `run.metrics()`.
 
     Raises: OSError: the port is taken.
     """
@@ -124,7 +125,8 @@ class _Handler(WSGIRequestHandler):
 def _of_this_machine(
     app: Callable[[dict[str, Any], _Start], Iterable[bytes]],
 ) -> Callable[[dict[str, Any], _Start], Iterable[bytes]]:
-    """A name that somebody lets point to this machine would make any web page a reader."""
+    """Wraps the application so that it answers only requests to this machine's own names. Otherwise
+    a name that somebody lets point to this machine would make any web page a reader."""
 
     def asked(environ: dict[str, Any], start: _Start) -> Iterable[bytes]:
         if environ.get("HTTP_HOST", "").rsplit(":", 1)[0] in (HOST, "localhost"):

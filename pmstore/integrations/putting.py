@@ -1,5 +1,5 @@
-"""Writing arrays into a group of a store, in place where they fit: what is the same is not
-written, and the file does not grow."""
+"""Writes arrays into a group of a store, in place where they fit: what is the same is not written,
+and the file does not grow."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def put(group: Group, name: str, array: Array) -> None:
-    """The array of that name holds this one's elements, in its order of axes if that is dense, by
-    rows or by columns; else by rows. It stays where it is if shape, dtype and order are the same.
+    """Makes the array of that name hold this one's elements. It has this one's order of axes if
+    that is dense, by rows or by columns; otherwise it lies by rows. It stays where it is if shape,
+    dtype and order are the same.
 
     Raises: as assigning to a name of a group does.
     """
@@ -32,7 +33,7 @@ def put(group: Group, name: str, array: Array) -> None:
 
 
 def put_history(group: Group, name: str, history: Array) -> None:
-    """The first elements of the array of that name are these, one-dimensional. Where they have
+    """Makes the first elements of the array of that name these, one-dimensional. Where they have
     grown, only what is new is written; there is room for as many again."""
     held = group.get(name)
     if held is None or held.dtype != history.dtype or len(held) < len(history):

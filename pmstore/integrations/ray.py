@@ -29,8 +29,9 @@ _FORMAT = 1
 
 
 def upload_fn(run: Run, tier: str) -> Callable[[Checkpoint, str], Checkpoint]:
-    """For `ray.train.report(..., checkpoint_upload_fn=)`, in the worker: flushes the last commit
-    to the tier of the run's store, waits until it counts, and returns a Checkpoint that names it.
+    """Makes the function for `ray.train.report(..., checkpoint_upload_fn=)`, in the worker. The
+    function flushes the last commit to the tier of the run's store, waits until it counts, and
+    returns a Checkpoint that names it.
 
     The returned Checkpoint is a folder of its own in Ray's storage, with a file for each rank that
     says which epoch of which tier it is: Ray deletes such folders by its `num_to_keep`, and the
@@ -71,8 +72,8 @@ def upload_fn(run: Run, tier: str) -> Callable[[Checkpoint, str], Checkpoint]:
 def restore(
     checkpoint: Checkpoint, path: str | os.PathLike[str], rank: int | None = None, **options: Any
 ) -> RestoreReport:
-    """Makes a store at path, where nothing is, of a Checkpoint that `upload_fn` returned: as
-    `pmstore.restore` of its epoch, which takes the options.
+    """Makes a store at path, where nothing is, of a Checkpoint that `upload_fn` returned. It takes
+    the options of `pmstore.restore`, which it calls for the epoch.
 
     rank: whose; None: that of this worker, and 0 outside of workers.
 

@@ -120,10 +120,10 @@ def persist(
 
 
 class _Keeper(Watcher):
-    """Between one estimator and the store, which tells it of roll backs."""
+    """Stands between one estimator and the store, which tells it of roll backs."""
 
     def __init__(self, estimator: BaseEstimator, store: Store, name: str) -> None:
-        self._estimator = weakref.ref(estimator)  # which holds this
+        self._estimator = weakref.ref(estimator)  # the estimator holds this keeper
         self._store = store
         self._name = name
         self._class = f"{type(estimator).__module__}.{type(estimator).__qualname__}"
@@ -217,8 +217,8 @@ class _Keeper(Watcher):
 
     @contextmanager
     def call(self, method: str) -> Iterator[None]:
-        """Around a method that changes the estimator: its state is in the store afterwards, or is
-        as before."""
+        """Wraps a method that changes the estimator. Afterwards the estimator's state is in the
+        store; if the method fails, it is as before."""
         if getattr(self._depth, "inside", False):  # fit calls partial_fit
             yield
             return
@@ -268,7 +268,7 @@ class _Keeper(Watcher):
             raise PmstoreError(f"{self.where} was removed: persist the estimator anew")
 
     def _after_failure(self) -> None:
-        """The estimator is what the store holds, unless that is half written."""
+        """Makes the estimator what the store holds, unless that is half written."""
         self._back = False
         if self._store.closed or broken_off(self._store, repr(self._name)):
             return
@@ -279,11 +279,11 @@ class _Keeper(Watcher):
 
     def _here(self) -> BaseEstimator:
         estimator = self._estimator()
-        assert estimator is not None  # it, or who calls for it, is at work
+        assert estimator is not None  # the estimator, or its caller, is at work
         return estimator
 
     def _split(self) -> tuple[dict[str, Any], Split]:
-        """The state. Raises: TypeError."""
+        """Returns the estimator's state, taken apart. Raises: TypeError."""
         estimator = self._here()
         split = Split()
         state = {name: v for name, v in vars(estimator).items() if name != _KEEPER}
@@ -299,7 +299,7 @@ class _Keeper(Watcher):
         return skeleton, split
 
     def _write(self, state: tuple[dict[str, Any], Split]) -> None:
-        """What differs."""
+        """Writes what differs from the stored state."""
         skeleton, split = state
         group = self._store.group(f"{self._name}/arrays")
         for path in set(group) - split.arrays.keys():
@@ -313,8 +313,8 @@ class _Keeper(Watcher):
             self._store[f"{self._name}/state"] = skeleton
 
     def _restore(self, accept: frozenset[str] = frozenset(), program: bool = True) -> None:
-        """The estimator gets the stored state, but for what is accepted. program: and numpy's
-        default generator, if that is a part of it."""
+        """Gives the estimator the stored state, but for what is accepted. program: also sets
+        numpy's default generator, if that is a part of the state."""
         attributes = vars(self._here())
         own = {name: value for name, value in attributes.items() if name not in accept}
         with self._reading():
@@ -371,7 +371,8 @@ def _changing(base: Any, name: str) -> Any:
 
 @functools.cache
 def _kept_class(base: Any) -> Any:
-    """The class of a kept estimator: its own, but that the store learns of what changes it."""
+    """Makes the class of a kept estimator: its own, but that the store learns of what changes
+    it."""
 
     def plain(self: Any) -> Any:
         made = base.__new__(base)

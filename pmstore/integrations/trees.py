@@ -28,12 +28,12 @@ class Leaf:
     array: Array | None = None
     """What its bytes are, in numpy: mostly the leaf's own."""
     value: Any = None
-    """Of a number or text."""
+    """The value of a leaf that is a number or text."""
 
 
 def leaves_of(tree: Any, values: bool = True) -> tuple[Any, list[Leaf]]:
-    """The structure of a tree, and its leaves. values: False: what they are only; then leaves may
-    be `jax.ShapeDtypeStruct`s.
+    """Returns the structure of a tree, and its leaves. values: False: the leaves only say what they
+    are; they may be `jax.ShapeDtypeStruct`s then.
 
     Raises: TypeError: a leaf is none that can be stored.
     """
@@ -131,7 +131,8 @@ def _jax(leaf: Any, path: str, values: bool) -> Leaf:
 
 
 def _bytes_of(array: Array) -> Array:
-    """Of dtypes that are not numpy's own (bfloat16): as unsigned integers."""
+    """Returns an array whose dtype is not numpy's own (bfloat16) as unsigned integers, over the
+    same memory. Other arrays are returned as they are."""
     return array.view(f"u{array.dtype.itemsize}") if array.dtype.isbuiltin == 2 else array
 
 
@@ -139,8 +140,8 @@ def _bytes_of(array: Array) -> Array:
 
 
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Sentences, with the leaf or the container each; none: both are of one structure, and their
-    leaves of the same shapes and dtypes.
+    """Says in sentences how two trees differ, each with the leaf or the container. There is none if
+    both have one structure, and their leaves the same shapes and dtypes.
 
     stored, given: with "tree" and "leaves".
     """
@@ -201,7 +202,8 @@ def _other_containers(ours: Any, theirs: Any, path: str) -> Iterator[str]:
 
 
 def plain_tree(structure: Any, leaves: Iterator[Any]) -> Any:
-    """The tree of a stored structure. Raises: TypeError: it has containers of the program's own."""
+    """Returns the tree of a stored structure. Raises: TypeError: it has containers of the program's
+    own."""
     if structure == "None":
         return None
     if structure == "leaf":
@@ -221,4 +223,4 @@ def plain_tree(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 class NeedsMore(TypeError):
-    """The tree cannot be given back without something that only the program has."""
+    """Says that the tree cannot be given back without something that only the program has."""

@@ -1,4 +1,4 @@
-"""Which versions of a framework a plug-in was tested with."""
+"""Says which versions of a framework a plug-in was tested with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _told: set[str] = set()
 
 def tested(package: str, oldest: str, newest: str) -> None:
     """Warns once in a process if the installed package is older than the oldest version that the
-    plug-in was tested with. Of newer ones nothing is said.
+    plug-in was tested with. Nothing is said of newer ones.
 
     package: its name on PyPI. oldest, newest: as "2.4" or "2.4.1".
     """
@@ -28,7 +28,7 @@ def tested(package: str, oldest: str, newest: str) -> None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with, for comparing.
+    """Returns the numbers that a version begins with, for comparing.
 
     >>> release("2.13.0+cpu") >= release("2.4"), release("1.9rc1")
     (True, (1, 9))

@@ -1,10 +1,11 @@
-"""What ranks say of themselves beside the job's messages: how far each has come, and that one ends.
+"""Tells what ranks say of themselves beside the job's messages: how far each has come, and that one
+ends.
 
 It lies in the store of addresses that `init_process_group` made. The process that has that store
 may be gone, and then an answer never comes: so all is said and read on a thread, over a connection
 of its own. Nothing is decided by it, but that nobody waits in `attach` for a process that has
-ended; messages name the ranks that are waited for. Where it is not to be had (a version of torch
-whose stores have no `clone`) they name all that it may be.
+ended; messages name the ranks that are waited for. Without the board (with a version of torch whose
+stores have no `clone`), messages name all ranks that it may be.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch.distributed as dist
 _BEAT_SECONDS = 0.5
 _FAST_BEAT_SECONDS = 0.05
 _END_SECONDS = 2.0
-"""That the end of a process waits to say so, at most; rank 0, which mostly has the store of
+"""How long the end of a process waits to say so, at most. Rank 0, which mostly has the store of
 addresses, waits for others to read it."""
 _MOST_CHARACTERS = 1000
 _over = threading.Event()
@@ -34,7 +35,8 @@ _made: Counter[str] = Counter()
 
 
 class Board:
-    """Of a group of ranks. Each makes as many, in one order.
+    """The board of a group of ranks, where each says how far it has come. Each rank makes as many
+    boards, in one order.
 
     Attributes:
         come: how many messages this rank has begun; the first is that it has come.
@@ -44,7 +46,8 @@ class Board:
     """
 
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:
-        """rank: in the group. ranks: of it, as torch.distributed numbers all processes."""
+        """Opens the board. rank: in the group. ranks: of the group, as torch.distributed numbers
+        all processes."""
         group = f"{ranks[0]} to {ranks[-1]}, {len(ranks)}"
         _made[group] += 1
         self._place = f"{group}/{_made[group]}"
@@ -62,7 +65,8 @@ class Board:
         again(self._keep)
 
     def look(self, seconds: float) -> None:
-        """Until it is known what the others have said, if that takes no longer."""
+        """Waits at most that long until it is known what the others have said. `behind` and `ended`
+        tell it."""
         self.behind = []
         if self._open:
             self._looked.clear()
@@ -70,7 +74,8 @@ class Board:
             self._looked.wait(seconds)
 
     def close(self) -> None:
-        """Before this rank or another may end: torch complains, where an answer does not come."""
+        """Stops reading and saying. It is called before this rank or another may end: torch
+        complains where an answer does not come."""
         self._open = False
 
     def _keep(self) -> float | None:
@@ -130,8 +135,8 @@ def _notes() -> Any:
 
 
 def again(call: Callable[[], float | None]) -> None:
-    """Calls a method on a thread of its own, again and again, as long as its object lives and it
-    returns after how many seconds."""
+    """Calls a method on a thread of its own, again and again, as long as its object lives. The
+    method returns after how many seconds it is called next."""
     method: Any = weakref.WeakMethod(call)
 
     def work() -> None:
@@ -148,8 +153,9 @@ def again(call: Callable[[], float | None]) -> None:
 
 
 def _say_end() -> None:
-    """At the end of a process by an error: ranks that wait for it in `attach` would do so until
-    their timeout, and not know why. No thread is in torch then: that would abort."""
+    """Tells the other ranks that an error ends this process. Ranks that wait for it in `attach`
+    would otherwise do so until their timeout, and not know why. No thread may be in torch at the
+    end: that would abort the process."""
     _over.set()
     for thread in list(_threads):
         thread.join(_END_SECONDS)

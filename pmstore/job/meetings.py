@@ -1,4 +1,4 @@
-"""When the ranks of a job meet: at steps that all of them know.
+"""Says when the ranks of a job meet: at steps that all of them know.
 
 At a *meeting* every rank starts a ticket, with or without a commit before it. The ticket says what
 each rank wants next, and what they make of it, known at the end of the next step, is when they meet
@@ -19,7 +19,7 @@ BUSY = 0
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """What one rank wants, or what all together do: the least of each number, and any stop.
+    """Says what one rank wants, or what all together do: the least of each number, and any stop.
 
     Attributes:
         steps: from now, at least 1: when to meet next.
@@ -35,18 +35,19 @@ class Wants:
     tiers: tuple[int, ...] = ()
 
     def encode(self) -> list[int]:
-        """Of numbers of which the least counts."""
+        """Returns the wants as numbers. The least of each number over all ranks is what all
+        together do."""
         return [2 * self.steps + (not self.commit), -int(self.stop), *self.tiers]
 
 
 def decode(least: Sequence[int]) -> Wants:
-    """Of the least that all ranks said."""
+    """Returns the wants of all together, from the least numbers that all ranks said."""
     return Wants(least[0] // 2, least[0] % 2 == 0, least[1] < 0, tuple(least[2:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What all ranks do at the same step.
+    """Says what all ranks do at the same step.
 
     Attributes:
         at: number of the step, as `Meetings.steps` counts.
@@ -64,7 +65,7 @@ class Meeting:
 
 
 def agreed(now: int, wants: Wants) -> Meeting:
-    """What ranks that all want this do, at which step after `now`.
+    """Returns the meeting of ranks that all want this: what they do, at which step after `now`.
 
     >>> agreed(100, Wants(9, commit=True, tiers=(5, BUSY)))
     Meeting(at=105, commit=True, target=1, stop=False, busy=frozenset({2}))
@@ -80,7 +81,7 @@ def agreed(now: int, wants: Wants) -> Meeting:
 
 
 class Meetings:
-    """Of one rank.
+    """The meetings of one rank.
 
     Attributes:
         steps: ended since the job was joined.
@@ -88,9 +89,8 @@ class Meetings:
     """
 
     def __init__(self, wants: Callable[[int, frozenset[int]], Wants], every: bool) -> None:
-        """wants: called at each meeting with how many steps to look ahead at most, and which tiers
-        are busy at some rank. every: all ranks commit every step.
-        """
+        """Begins at the joining. wants: called at each meeting with how many steps to look ahead at
+        most, and which tiers are busy at some rank. every: all ranks commit every step."""
         self._wants = wants
         self._every = every
         self._wish = Wants(1, every)
@@ -102,7 +102,7 @@ class Meetings:
     # ---- the end of a step
 
     def end_step(self, commit: bool) -> Meeting | None:
-        """Counts it. Returns what is done at it; None: no meeting.
+        """Counts a step. Returns what is done at it; None: no meeting.
 
         commit: all ranks were called to commit this step, whatever they have agreed on.
         """
@@ -121,8 +121,8 @@ class Meetings:
         return self._now and not self.next.commit and self._told_at < self.next.at
 
     def rolled_back(self) -> None:
-        """All ranks meet where they had agreed to. But the step to be committed there is another
-        now: they only ask again."""
+        """Notes a roll back. All ranks still meet where they had agreed to. But the step to be
+        committed there is another one now: they only ask again."""
         self._void = True
         self._soften()
 
@@ -133,8 +133,8 @@ class Meetings:
     # ---- tickets
 
     def wish(self, ask: bool) -> Wants:
-        """Of this rank, for the ticket of this meeting. ask: else there will be no other, and it
-        says what it said before.
+        """Returns what this rank wants, for the ticket of this meeting. ask: asks the rank anew;
+        without it there will be no other meeting, and the rank says what it said before.
 
         Nobody looks further ahead than back: the pace of the first steps says little.
         """
@@ -143,12 +143,13 @@ class Meetings:
         return self._wish
 
     def told(self) -> int:
-        """The ticket was started. Returns what `heard` is to be given."""
+        """Notes that the ticket was started. Returns what `heard` is to be given."""
         self._told_at = self.steps
         self._void = False
         return self.steps
 
     def heard(self, told: int, least: Sequence[int]) -> None:
-        """The ticket has completed. told: when it was started; least: of all ranks' wishes."""
+        """Notes that the ticket has completed: the next meeting is known. told: when the ticket was
+        started; least: of all ranks' wishes."""
         self.next = agreed(told, decode(least))
         self._soften()

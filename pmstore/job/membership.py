@@ -43,7 +43,7 @@ _DETAILS_SECONDS = 10.0  # for what ranks say of a failure that is certain
 
 
 class _Flying(NamedTuple):
-    """A ticket under way."""
+    """A ticket that is under way, and what it was started for."""
 
     work: Any
     numbers: torch.Tensor
@@ -54,7 +54,7 @@ class _Flying(NamedTuple):
 
 
 class Membership:
-    """A guard of the store (see `pmstore.objects.guards`): only ends of steps commit.
+    """Guards the store for its job (see `pmstore.objects.guards`): only ends of steps commit.
 
     Attributes:
         agreed: the newest generation that every rank is known to have.
@@ -70,7 +70,8 @@ class Membership:
         policy: str,
         meetings: Meetings,
     ) -> None:
-        """All ranks have committed what `numbers`, the job's record in the store, says.
+        """Begins the membership. REQUIRES: all ranks have committed what `numbers`, the job's
+        record in the store, says.
 
         policy: in words. meetings: when all ranks commit; the first one is now.
         """
@@ -106,9 +107,9 @@ class Membership:
 
     @contextmanager
     def turn(self, commit: bool) -> Iterator[Meeting | None]:
-        """Around the end of a step, all ranks alike. What the last one committed is everybody's
-        before anything is done; what this one commits gets its ticket. Gives what all ranks have
-        agreed to do at this step.
+        """Wraps the end of a step, at all ranks alike. It waits first until every rank has the last
+        commit. What this step commits gets its ticket. It yields what all ranks have agreed to do
+        at this step.
 
         commit: all ranks commit it, whatever they have agreed on.
 
@@ -123,21 +124,22 @@ class Membership:
         self.begin_ticket()
 
     def write(self, step: int) -> None:
-        """The record of the generation that the next commit makes; pending."""
+        """Writes the record of the generation that the next commit makes; it is pending."""
         self._notice()
         self._numbers[:] = encode(self._record.following(step, self._mark))
 
     def took_batch(self) -> None:
-        """A batch is given out. All ranks take as many from one commit to the next: by that a
-        commit that one rank left out is noticed."""
+        """Counts a batch that is given out. All ranks take the same number from one commit to the
+        next: so a commit that one rank left out is noticed."""
         self._did("batches", 1)
 
     def updated(self) -> None:
-        """The same for a run without a loader, of the updates by its optimizers."""
+        """Counts an update by an optimizer, for a run without a loader, as `took_batch` counts
+        batches."""
         self._did("optimizer updates", 1)
 
     def rolled_back(self) -> None:
-        """The run was taken back to its last commit. All ranks have to do that together."""
+        """Counts a roll back of the run to its last commit. All ranks have to do that together."""
         self._did("rollbacks", 2)
         self._meetings.rolled_back()
 
@@ -146,7 +148,7 @@ class Membership:
         self._mark = (self._mark * _FACTOR + sign) % _MARKS
 
     def _notice(self) -> None:
-        """That a commit has happened, whatever interrupted what followed."""
+        """Notices that a commit has happened, whatever interrupted what followed."""
         epoch = self._store.epoch
         if epoch != self._epoch:
             self._epoch = epoch
@@ -156,7 +158,8 @@ class Membership:
     # ---- tickets
 
     def begin_ticket(self) -> None:
-        """Of a commit that is durable, or of a meeting without one, if it has none yet.
+        """Starts the ticket of a commit that is durable, or of a meeting without a commit, if it
+        has none yet.
 
         Raises: ForkedStoreError.
         """
@@ -223,7 +226,7 @@ class Membership:
 
     @property
     def looked(self) -> Key:
-        """`agreed`, with a ticket that has completed meanwhile."""
+        """The generation `agreed`, after a look whether a ticket has completed meanwhile."""
         if self._lost is None and self._flying is not None and self._flying.work.is_completed():
             self.settle()
         return self.agreed
@@ -235,8 +238,9 @@ class Membership:
     def _apart(
         self, mine: ticket.Fields, least: ticket.Fields, greatest: ticket.Fields
     ) -> PmstoreError:
-        """What each rank did. All have seen the same ticket, and get here, but for those that wait
-        for this one in the program's own collectives: they fail when this one has ended."""
+        """Returns the error that says what each rank did. All ranks have seen the same ticket, and
+        get here, but for those that wait for this one in the program's own collectives: they fail
+        when this one has ended."""
         did = " and ".join(f"{count} {what}" for what, count in self._done.items())
         said = (
             f"{_DONE[mine.kind]} step {mine.step}, generation {mine.generation} of term "
@@ -287,9 +291,10 @@ class Membership:
         return self.leave()
 
     def leave(self, *, half: bool = False) -> bool:
-        """What is pending becomes a last generation, which all ranks have before the version
-        before it is let go. If a rank is in the middle of a step, none commits any more: so they
-        say first that they leave, and how. half: this one is. Returns whether it has committed.
+        """Commits what is pending as a last generation, which all ranks have before any lets go of
+        the version before it. If a rank is in the middle of a step, no rank commits any more: so
+        they say first that they leave, and how. half: this rank is in the middle of a step. Returns
+        whether it has committed.
 
         Raises: PeerLostError, MixedStoresError.
         """

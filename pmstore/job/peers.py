@@ -1,5 +1,5 @@
-"""The ranks of a job, over a gloo group of their own. What they tell each other is bytes of msgpack
-and whole numbers: never pickle."""
+"""Connects the ranks of a job, over a gloo group of their own. What they tell each other is bytes
+of msgpack and whole numbers: never pickle."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from pmstore.job.board import Board, again
 
 _log = logging.getLogger("pmstore")
 _SLICE_SECONDS = 0.2
-"""Between two looks at signals."""
+"""The time between two looks at signals."""
 _LATER = 5.0
 """Seconds: the group's own limit comes first, whose error says more."""
 _TELL_SECONDS = 10.0
 """Who waits for longer says so: else a job that hangs by a mistake of the program's tells nothing
 until the timeout."""
 _LOOK_SECONDS = 1.0
-"""For what the others said, where one is lost."""
+"""How long a rank waits for what the others said, where one is lost."""
 _LARGEST_BYTES = 64 << 20
-"""Of what one rank tells the others: a peer's word for how long it is, is not believed beyond."""
+"""The most that one rank tells the others. A peer that says that it tells more is not believed."""
 
 _Told = TypeVar("_Told")
 
 
 @dataclass
 class _Message:
-    """The newest one. ended: whether it has, without an error; what: a rank has not done that it
-    waits for, in words."""
+    """The newest message. ended: returns whether it has ended without an error; what: a rank has
+    not done that it waits for, in words."""
 
     ended: Callable[[], bool]
     what: str
@@ -62,7 +62,7 @@ class Peers:
     """
 
     def __init__(self, process_group: Any, timeout: float) -> None:
-        """A group of its own is made of the one that is given ("world": all ranks), so that no
+        """Makes a group of its own of the one that is given ("world": all ranks), so that no
         message comes between those of the program.
 
         Raises: ValueError: torch.distributed is not initialised, has no gloo, or this process is
@@ -137,8 +137,9 @@ class Peers:
         self._message = _Message(ended, what, time.monotonic())
 
     def _watch(self) -> float:
-        """On a thread: where the program waits in a collective of its own, nobody else would say
-        it. Returns in how many seconds to look again."""
+        """Warns of a message that takes too long. It runs on a thread: where the program waits in a
+        collective of its own, nobody else would say it. Returns in how many seconds to look
+        again."""
         message = self._message
         if message is None or message.ended():
             return _LOOK_SECONDS
@@ -173,7 +174,8 @@ class Peers:
         return told
 
     def _others(self, late: bool) -> str:
-        """Who is waited for, as far as is known. late: all that live have come by now."""
+        """Says in words which ranks are waited for, as far as is known. late: all ranks that live
+        have come by now."""
         self._board.look(_LOOK_SECONDS)
         if ended := self._board.ended:
             return " and ".join(
@@ -186,8 +188,8 @@ class Peers:
     # ---- all at once
 
     def gather(self, told: object, within: float = math.inf) -> list[Any]:
-        """What every rank tells, in the order of ranks: plain data, as msgpack has it. within:
-        seconds, if less than the timeout."""
+        """Returns what every rank tells, in the order of ranks: plain data, as msgpack has it.
+        within: seconds, if less than the timeout."""
         data = msgpack.packb(told)
         lengths = self._gather(torch.tensor([len(data)]), within)
         longest = max(int(length) for length in lengths)
@@ -209,15 +211,17 @@ class Peers:
         return every
 
     def part(self) -> None:
-        """Before a rank may end: all have read what it told them last, if they live. The end of a
-        process resets its connections, and what a peer had not read by then is lost."""
+        """Waits until all ranks have read what this one told them last, if they live. It is called
+        before a rank may end: the end of a process resets its connections, and what a peer had not
+        read by then is lost."""
         self._board.close()
         with suppress(PeerLostError):
             self._gather(torch.zeros(1, dtype=torch.uint8))
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Around what raises at all ranks, if it does at one: each then waits until all know."""
+        """Wraps what raises at all ranks if it does at one: after an error each waits until all
+        know of it."""
         try:
             yield
         except PeerLostError:
@@ -242,7 +246,7 @@ class Peers:
         return work
 
     def wait(self, work: Any, within: float = math.inf) -> None:
-        """For the newest message: until every rank has come. Signals are handled meanwhile.
+        """Waits for the newest message until every rank has come. Signals are handled meanwhile.
         within: seconds."""
 
         def ended(seconds: float) -> bool:
@@ -257,7 +261,8 @@ class Peers:
         self._telling(what, work.wait)
 
     def _wait_for(self, ended: Callable[[float], bool], what: str, limit: float) -> None:
-        """ended: waits for so many seconds at most. Raises: PeerLostError."""
+        """Waits until the message has ended. ended: waits for so many seconds at most. Raises:
+        PeerLostError."""
         end = time.monotonic() + limit
         while not ended(_SLICE_SECONDS):
             if time.monotonic() > end:
@@ -278,7 +283,7 @@ def _first_line(error: Exception, most: int = 160) -> str:
 
 
 def checked_timeout(timeout: Any) -> float:
-    """Raises: TypeError, ValueError."""
+    """Returns a timeout, checked, in seconds. Raises: TypeError, ValueError."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout={timeout!r}: seconds that ranks wait for each other")
     if not 0.0 < timeout < math.inf:
@@ -287,7 +292,7 @@ def checked_timeout(timeout: Any) -> float:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """In words."""
+    """Writes the ranks in words."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,4 +1,4 @@
-"""A tensor begins to be mirrored."""
+"""Begins to mirror a tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pmstore.objects.containers import Group
 
 
 def add(store: Group, mirrors: Mirrors, name: str, tensor: Any) -> Mirror:
-    """See `Store.mirror`."""
+    """Makes a mirror of the tensor: see `Store.mirror`."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"a mirror is of a torch tensor, not of {type(tensor).__name__}: an array is stored by "

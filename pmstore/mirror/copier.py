@@ -27,7 +27,7 @@ _DIRECT_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A tensor, and where it goes."""
+    """A tensor that is to be copied, and the place where it goes."""
 
     tensor: torch.Tensor
     """Dense."""
@@ -61,18 +61,18 @@ class Copier(Protocol):
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's elements in the order in which they lie in memory, in one dimension, over
-    its memory."""
+    """Returns a dense tensor's elements in the order in which they lie in memory, in one dimension,
+    over its memory."""
     return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same as bytes."""
+    """Returns a dense tensor's bytes as `flat` returns its elements."""
     return flat(tensor).view(torch.uint8)
 
 
 class _HostBatch:
-    """The engine reads the tensors itself."""
+    """Copies that need no device: the engine reads the tensors itself."""
 
     __slots__ = ("_live", "_tensors")
     may_fail = False
@@ -95,8 +95,8 @@ class _HostBatch:
 
 
 class HostCopier:
-    """Tensors in host memory: the engine's thread copies them, past the caches, while the program
-    goes on."""
+    """Copies tensors in host memory: the engine's thread copies them, past the caches, while the
+    program goes on."""
 
     def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
         tensors = [piece.tensor.detach() for piece in pieces]
@@ -138,9 +138,9 @@ class _CudaBatch:
 
 
 def staging(like: torch.Tensor, *, once: bool = False) -> torch.Tensor:
-    """Host memory for a copy of the tensor: pinned, or pageable where no more can be had that is
-    locked. Copies into that are made before the call that starts them returns: the program waits
-    for them, and all else is the same.
+    """Returns host memory for a copy of the tensor. It is pinned, or pageable where no more can be
+    had that is locked. Copies into pageable memory are made before the call that starts them
+    returns: the program waits for them, and all else is the same.
 
     once: as much is not wanted again. To pin memory takes longer than to wait for one copy, and
     torch keeps for good what it has pinned.
@@ -152,9 +152,10 @@ def staging(like: torch.Tensor, *, once: bool = False) -> torch.Tensor:
 
 
 class CudaCopier:
-    """CUDA: on a stream of its own, behind what the current stream was given so far, into the slots
-    themselves where their pages can be pinned (cudaHostRegister), else through staging memory,
-    which the engine's thread copies on.
+    """Copies tensors of a CUDA device on a stream of its own, behind what the current stream was
+    given so far. They go into the slots themselves where their pages can be pinned
+    (cudaHostRegister). Elsewhere they go through staging memory, which the engine's thread copies
+    on.
 
     The word that the engine waits for is the last copy on the stream, behind an event. A stream
     does one thing after another, and what came before an event that is reached can be seen by the
@@ -162,8 +163,8 @@ class CudaCopier:
     """
 
     def __init__(self, device: torch.device, pinned: PinnedBlocks | None) -> None:
-        """pinned: of the store. None: devices may not write its memory, which is no shared
-        mapping."""
+        """Makes the stream. pinned: of the store. None: devices may not write the store's memory,
+        which is no shared mapping."""
         self.device = device
         self._pinned = pinned
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -192,7 +193,7 @@ class CudaCopier:
         return copies, _CudaBatch(self, event, kept)
 
     def _target(self, piece: Piece) -> torch.Tensor | None:
-        """The place in the slot, pinned; None: it is not to be had."""
+        """Returns the place in the slot, pinned; None if it cannot be had."""
         block = piece.block
         if (
             self._pinned is None
@@ -204,7 +205,7 @@ class CudaCopier:
         return block[piece.at : piece.at + piece.nbytes].view(piece.tensor.dtype)
 
     def _later_direct(self, piece: Piece) -> bool:
-        """Whether the slot itself will be written by the commits after this one."""
+        """Returns whether the commits after this one will write the slot itself."""
         return (
             self._pinned is not None
             and not self._pinned.refused
@@ -218,7 +219,8 @@ class CudaCopier:
 
 
 def copier_for(device: torch.device, pinned: PinnedBlocks | None) -> Copier:
-    """Raises: MirrorError for a device that there is no copier for."""
+    """Makes the copier for a device. Raises: MirrorError for a device that there is no copier
+    for."""
     if device.type == "cpu":
         return HostCopier()
     if device.type == "cuda":

@@ -13,7 +13,7 @@ from pmstore.objects.slots import Slots
 
 
 class MirrorPart(NamedTuple):
-    """A tensor, and where its bytes are in the slots."""
+    """A tensor that is mirrored, and the place of its bytes in the slots."""
 
     tensor: torch.Tensor
     at: int
@@ -41,7 +41,7 @@ class Mirror:
 
     @property
     def name(self) -> str:
-        """Of the slots."""
+        """The name of the slots."""
         return self.slots.name
 
     @property

@@ -1,5 +1,5 @@
-"""What a store mirrors, and what happens to it at commit and roll back. torch is not imported for a
-store without mirrors."""
+"""Keeps what a store mirrors, and does what happens to it at commit and roll back. torch is not
+imported for a store without mirrors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ stores."""
 
 
 class Mirrors:
-    """All mirrors of a store."""
+    """The mirrors of one store, and the commit that copies them."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -42,7 +42,7 @@ class Mirrors:
         self._armed: PendingCommit | None = None
         self._committing = threading.RLock()
         self.timeout_seconds: float | None = 300.0
-        """That copies may take: a commit whose copies do not come by then fails."""
+        """How long copies may take: a commit whose copies do not come by then fails."""
 
     # ---- which
 
@@ -57,7 +57,7 @@ class Mirrors:
         self._mirrors.pop(name, None)
 
     def copier(self, device: torch.device) -> Copier:
-        """Raises: MirrorError."""
+        """Returns the copier for a device, and makes it at the first call. Raises: MirrorError."""
         from pmstore.mirror.copier import copier_for
         from pmstore.mirror.pinned import PinnedBlocks
 
@@ -70,8 +70,8 @@ class Mirrors:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Meanwhile commits copy nothing from devices, and whoever writes may put another version
-        into the slots. `restore` comes next."""
+        """Sets the mirrors aside while the block runs: commits copy nothing from devices, and
+        whoever writes may put another version into the slots. `restore` comes next."""
         self.join()
         held, self._mirrors = self._mirrors, {}
         try:
@@ -102,9 +102,9 @@ class Mirrors:
             return made
 
     def _alone(self) -> AbstractContextManager[object]:
-        """From the look for another commit until this one can be seen: else two would copy into the
-        same slots, which the first makes the current ones. A fork child, where every call is
-        refused, may never get the lock: another thread held it."""
+        """Keeps other commits out from the look for another one until this one can be seen:
+        otherwise two would copy into the same slots, which the first makes the current ones. A fork
+        child, where every call is refused, may never get the lock: another thread held it."""
         return self._committing if self._core.process == os.getpid() else nullcontext()
 
     def arm(self) -> None:
@@ -131,11 +131,12 @@ class Mirrors:
 
     @property
     def under_way(self) -> bool:
-        """Whether a commit is."""
+        """Whether a commit is under way."""
         return self._pending is not None and not self._pending.done
 
     def fence(self) -> None:
-        """See `PendingCommit.fence`, of the commit under way."""
+        """Orders what comes behind the copies of the commit under way: see
+        `PendingCommit.fence`."""
         if self._pending is not None:
             self._pending.fence()
 
@@ -160,7 +161,8 @@ class Mirrors:
                     self._pending = None
 
     def _prepare(self) -> tuple[Landing, list[Batch], Callable[[bool], None]]:
-        """Starts all copies."""
+        """Starts all copies. Returns the landing that waits for them, their batches, and what is to
+        be called when the commit is over. Raises: MirrorError."""
         pieces: dict[torch.device, list[Piece]] = {}
         flips: list[LandFlip] = []
         done: list[tuple[Mirror, set[int]]] = []
@@ -198,8 +200,8 @@ class Mirrors:
     def _place(
         self, mirror: Mirror, pieces: dict[torch.device, list[Piece]], flips: list[LandFlip]
     ) -> set[int]:
-        """Where the next version goes. Returns the mirror's blocks; none if its slots are not in
-        the store (any more)."""
+        """Finds where the mirror's next version goes, and adds it to pieces and flips. Returns the
+        mirror's blocks; none if its slots are not in the store (any more)."""
         from pmstore.mirror.copier import Piece, flat_bytes
 
         landing = mirror.slots.begin_landing(mirror.settled, filled=bool(mirror.parts))
@@ -216,7 +218,7 @@ class Mirrors:
     # ---- blocks, roll backs, the end
 
     def hook(self, when: int) -> None:
-        """Called by `_binding.Transaction`."""
+        """Arms or restores the mirrors. `_binding.Transaction` calls it."""
         # of the outermost block: it is the caller's, so that nobody else commits what is armed
         if when != ROLLED_BACK:
             self.arm()
@@ -224,14 +226,14 @@ class Mirrors:
             self.restore()
 
     def before_rollback(self) -> None:
-        """A commit under way is finished first; if it fails, that is rolled back with the rest."""
+        """Finishes a commit that is under way. If it fails, it is rolled back with the rest."""
         if self._pending is not None:
             self._pending.join_quietly()
             self._pending = None
 
     def restore(self) -> None:
-        """Every tensor is what the last commit holds; those whose mirror was made since then stay
-        as they are."""
+        """Makes every tensor what the last commit holds. Tensors whose mirror was made since then
+        stay as they are."""
         for mirror in list(self._mirrors.values()):
             with suppress(KeyError):
                 mirror.restore()

@@ -37,7 +37,7 @@ class Batch(Protocol):
         ...
 
     def release(self) -> None:
-        """The copies are over: gives staging memory back."""
+        """Gives staging memory back. REQUIRES: the copies are over."""
         ...
 
 
@@ -60,7 +60,7 @@ class PendingCommit:
     def __init__(
         self, landing: Landing, batches: Sequence[Batch], over: Callable[[bool], None]
     ) -> None:
-        """over: called once, with whether it committed."""
+        """Takes a commit that is to be started. over: called once, with whether it committed."""
         self._landing = landing
         self._batches = tuple(batches)
         self._over = over
@@ -110,7 +110,7 @@ class PendingCommit:
             raise self._error
 
     def fence(self) -> None:
-        """Afterwards the mirrored tensors may be written again, without touching what is being
+        """Lets the mirrored tensors be written again afterwards, without touching what is being
         committed.
 
         On an accelerator this orders the current stream behind the copies and returns at once;
@@ -122,12 +122,12 @@ class PendingCommit:
                 self._wait_for(COPIED, None)
 
     def join(self) -> None:
-        """As `wait`, but raises only an error that nobody was told of."""
+        """Waits as `wait` does, but raises only an error that nobody was told of."""
         if not self._told or not self._finished:
             self.wait()
 
     def join_quietly(self) -> None:
-        """Waits; says nothing."""
+        """Waits until the commit is over, and raises nothing, even if it failed."""
         self._wait_for(DONE, None)
         self._finish()
         self._told = True
@@ -147,8 +147,8 @@ class PendingCommit:
                 raise TimeoutError(f"the commit was not over after {timeout} seconds; it goes on")
 
     def _watch(self) -> None:
-        """So that whoever waits for the store, and does not look after the copies, does not wait
-        for those that failed."""
+        """Looks after the copies in a thread: callers that wait for the store do not look after
+        them, and must not wait for copies that failed."""
         while self._cause is None and not self._landing.wait(DONE, _SLICE_SECONDS):
             self._look_after()
 

@@ -12,7 +12,8 @@ _ALREADY = 712
 
 
 class PinnedBlocks:
-    """Of one store, for all CUDA devices alike: a page is pinned once.
+    """Holds the blocks of one store that are pinned, for all CUDA devices alike: a page is pinned
+    once.
 
     Holds a view of each block, so that its memory is nobody else's while it is pinned.
     """
@@ -30,8 +31,8 @@ class PinnedBlocks:
         return self._refused
 
     def pin(self, block: torch.Tensor, device: torch.device) -> bool:
-        """Whether the block is pinned now. REQUIRES: its pages may be written: CUDA pins no others
-        for a device that writes."""
+        """Pins the block. Returns whether it is pinned now. REQUIRES: its pages may be written:
+        CUDA pins no others for a device that writes."""
         address = block.data_ptr()
         if address in self._blocks:
             return True
@@ -54,7 +55,7 @@ class PinnedBlocks:
 
 
 def forget_error(device: torch.device) -> None:
-    """A call that CUDA refused leaves its error behind, in this thread, and the next kernel that
-    the program starts would raise it. So one is started here."""
+    """Clears the error that a refused call of CUDA leaves behind in this thread. The next kernel
+    that the program starts would raise it, so one is started here."""
     with suppress(RuntimeError):
         torch.empty(1, dtype=torch.uint8, device=device).fill_(0)

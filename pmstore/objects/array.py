@@ -22,7 +22,7 @@ LARGEST_BYTES = (1 << 62) - 1
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What is in a directory entry beside the block: enough to make the array or tensor again.
+    """Says what a directory entry has beside the block: enough to make the array or tensor again.
 
     dtype: as `dtypes.encode_numpy` or `encode_torch` gives it. order: see `axes`.
     """
@@ -60,7 +60,8 @@ class Descriptor:
 
     @classmethod
     def unpack(cls, meta: bytes) -> Descriptor:
-        """Raises: CorruptStoreError."""
+        """Returns the descriptor that `pack` wrote; one that was unpacked before is not worked out
+        again. Raises: CorruptStoreError."""
         return _unpack(meta)
 
     @classmethod
@@ -84,25 +85,26 @@ class Descriptor:
             ) from error
 
     def check_dtype(self) -> None:
-        """Raises: CorruptStoreError, FormatVersionError: as `numpy_dtype`. torch is not imported
-        for the names of its own."""
+        """Checks that the dtype can be decoded. torch is not imported: the name of a torch dtype is
+        only looked up. Raises: CorruptStoreError, FormatVersionError: as `numpy_dtype`."""
         if not self.torch:
             self.in_numpy  # worked out, and kept  # noqa: B018
         elif self.dtype not in dtypes.TORCH_DTYPES:
             raise CorruptStoreError(f"the dtype of a tensor does not decode: {self.dtype!r}")
 
     def same_kind(self, other: Descriptor) -> bool:
-        """Whether both are arrays, or tensors, of one shape and dtype."""
+        """Returns whether both are arrays, or both are tensors, of one shape and dtype."""
         kind = self.torch, self.dtype, self.shape
         return kind == (other.torch, other.dtype, other.shape)
 
     def dtype_name(self) -> str:
-        """For people."""
+        """Returns the name of the dtype as messages show it."""
         return str(self.dtype if self.torch else numpy_dtype(self))
 
     @cached_property
     def in_numpy(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Dtype (see `own_dtype`), and strides in bytes. Worked out once for all of the kind.
+        """The dtype (see `own_dtype`) and the strides in bytes, worked out once for all arrays of
+        this description.
 
         Raises: as `numpy_dtype`.
         """
@@ -113,26 +115,28 @@ class Descriptor:
 
     @property
     def own_dtype(self) -> np.dtype[Any]:
-        """For one array: numpy lets the fields of a dtype be renamed (`x.dtype.names = ...`), which
-        is to change no other's."""
+        """The dtype for one array alone where it has fields: numpy lets a program rename them
+        (`x.dtype.names = ...`), and that must not change other arrays."""
         shared = self.in_numpy[0]
         return shared if shared.fields is None and shared.subdtype is None else numpy_dtype(self)
 
 
 @lru_cache(maxsize=1024)
 def _unpack(meta: bytes) -> Descriptor:
-    """What was unpacked before is not worked out again: slots are bound anew at each turn."""
+    """Unpacks a description, and remembers the result: slots are bound anew at each turn."""
     return Descriptor._unpack(meta)
 
 
 @lru_cache(maxsize=1024)
 def _pack_plain(torch: bool, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """A loop stores arrays of the same few kinds again and again."""
+    """Packs the description of a plain array, and remembers the result: a loop stores arrays of the
+    same few kinds again and again."""
     return Descriptor(torch, dtype, shape)._pack()
 
 
 def numpy_dtype(descriptor: Descriptor) -> np.dtype[Any]:
-    """Raises: CorruptStoreError; FormatVersionError for a long double of another machine."""
+    """Returns a new numpy dtype as the descriptor says. Raises: CorruptStoreError;
+    FormatVersionError for a long double of another machine."""
     try:
         return dtypes.decode_numpy(descriptor.dtype)
     except FormatVersionError:
@@ -142,7 +146,8 @@ def numpy_dtype(descriptor: Descriptor) -> np.dtype[Any]:
 
 
 def check_bytes(descriptor: Descriptor, itemsize: int, data_bytes: int) -> None:
-    """Raises: CorruptStoreError if shape and dtype do not fill the block exactly."""
+    """Checks that shape and dtype fill the block exactly. Raises: CorruptStoreError if they do
+    not."""
     if bytes_of(descriptor.shape, itemsize) != data_bytes:
         raise CorruptStoreError(
             f"an array of shape {descriptor.shape} with elements of {itemsize} bytes does not fill "
@@ -158,7 +163,8 @@ def bytes_of(shape: Iterable[int], itemsize: int) -> int:
 
 
 def bytes_of_new(descriptor: Descriptor, itemsize: int) -> int:
-    """Raises: ValueError."""
+    """Returns the bytes of the data of a new array. Raises: ValueError: they are more than any
+    memory has."""
     data_bytes = bytes_of(descriptor.shape, itemsize)
     if data_bytes > LARGEST_BYTES:
         raise ValueError(f"an array of shape {descriptor.shape} is larger than any memory")
@@ -166,7 +172,8 @@ def bytes_of_new(descriptor: Descriptor, itemsize: int) -> int:
 
 
 def normal_shape(shape: Any) -> tuple[int, ...]:
-    """An int or a sequence of them, as numpy takes it.
+    """Returns a shape as a tuple of ints. It is given as numpy takes it: an int or a sequence of
+    ints.
 
     Raises: TypeError, ValueError.
     """
@@ -184,7 +191,8 @@ def normal_shape(shape: Any) -> tuple[int, ...]:
 
 
 def describe_new(shape: Any, dtype: Any) -> tuple[Descriptor, int]:
-    """The descriptor of a new array, and bytes of an element. Raises: TypeError, ValueError."""
+    """Returns the descriptor of a new array, and the bytes of an element. Raises: TypeError,
+    ValueError."""
     if dtypes.is_torch_dtype(dtype):
         raise TypeError(
             f"{dtype} is a torch dtype: make tensors with store.tensor(name, shape, dtype)"
@@ -201,8 +209,8 @@ def describe_new(shape: Any, dtype: Any) -> tuple[Descriptor, int]:
 
 
 def describe(value: Array) -> tuple[Array, Descriptor]:
-    """What to store for an array: itself if it is dense, else a dense copy in C order; and its
-    descriptor.
+    """Returns what to store for an array, and its descriptor. A dense array is returned itself; of
+    another one, a dense copy in C order.
 
     A subclass is stored as the plain array that it is made of.
 
@@ -227,7 +235,8 @@ def describe(value: Array) -> tuple[Array, Descriptor]:
 
 
 def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
-    """The array over the memory; it keeps the memory, and so the block. Writable if the memory is.
+    """Returns the array over the memory. It keeps the memory alive, and so the block. It can be
+    written if the memory can.
 
     Raises: CorruptStoreError if numpy has no such array.
     """
@@ -238,7 +247,7 @@ def bind(descriptor: Descriptor, memory: Memory | bytes) -> Array:
 
 
 def empty(descriptor: Descriptor, writable: bool) -> Array:
-    """An array without bytes, which has no block. Raises: as `bind`."""
+    """Returns an array without bytes, which has no block. Raises: as `bind`."""
     if not writable:
         return bind(descriptor, b"")
     dtype = numpy_dtype(descriptor)
@@ -255,12 +264,13 @@ def _made(make: Callable[[], Array]) -> Array:
 
 
 def address(value: Array) -> int:
-    """Of the first element."""
+    """Returns the address of the array's first element."""
     return int(value.__array_interface__["data"][0])
 
 
 def span(value: Any) -> list[tuple[int, int]]:
-    """(address, bytes) of the memory of an array or tensor that has no buffer, for declared writes.
+    """Returns where the memory of an array or tensor lies, as (address, bytes), for declared
+    writes. It is for objects that have no buffer; one without elements has no memory.
 
     Raises: TypeError if it is neither.
     """
@@ -283,6 +293,6 @@ def span(value: Any) -> list[tuple[int, int]]:
     )
 
 
-def _byte_bounds(value: Array) -> tuple[int, int]:  # numpy < 2
+def _byte_bounds(value: Array) -> tuple[int, int]:  # numpy before 2.0
     bounds: tuple[int, int] = np.byte_bounds(value)  # type: ignore[attr-defined]
     return bounds

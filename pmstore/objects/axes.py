@@ -1,4 +1,4 @@
-"""How the elements of an array lie in its block: dense, in some order of the axes.
+"""Says how the elements of an array lie in its block: dense, in some order of the axes.
 
 >>> strides_of((2, 3), None), strides_of((2, 3), (1, 0))
 ((3, 1), (1, 2))
@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 
 def strides_of(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
-    """Strides in elements. order: the axes from the slowest to the fastest; None: as they come
-    (C)."""
+    """Returns the strides of dense elements, in elements. order: the axes from the slowest to the
+    fastest; None: as they come (C)."""
     strides = [0] * len(shape)
     step = 1
     for axis in reversed(order if order is not None else range(len(shape))):
@@ -28,8 +28,8 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, 
 def order_of(
     shape: Sequence[int], strides: Sequence[int]
 ) -> tuple[int, ...] | Literal[False] | None:
-    """The order of the axes if the elements are dense; None for C order; False if they are not
-    dense."""
+    """Returns the order of the axes if the elements are dense: None for C order, False if they are
+    not dense."""
     if 0 in shape or tuple(strides) == strides_of(shape, None):
         return None
     # The stride of an axis of length 1 moves nothing. But torch tells channels_last by it, and then
@@ -38,7 +38,7 @@ def order_of(
     exact = sorted(range(len(shape)), key=lambda axis: (-strides[axis], shape[axis] == 1))
     if tuple(strides) == strides_of(shape, exact):
         return tuple(exact)
-    # Otherwise it keeps its place among the others.
+    # Where no order gives the same, such an axis keeps its place among the others.
     wide = [axis for axis in range(len(shape)) if shape[axis] > 1]
     by_stride = sorted(wide, key=lambda axis: -strides[axis])
     places = iter(by_stride)
@@ -50,7 +50,7 @@ def order_of(
 
 
 def decode_order(order: Any, axes: int) -> tuple[int, ...] | None:
-    """An order from a store, checked."""
+    """Checks an order of axes that was read from a store, and returns it."""
     if order is None:
         return None
     if (

@@ -1,4 +1,4 @@
-"""What torch.distributed receives into a tensor of a store is captured first.
+"""Captures what torch.distributed receives into a tensor of a store before it is written.
 
 gloo has the kernel write into the memory it receives into. A protected page refuses that, and gloo
 keeps the refusal to itself until its timeout. All communication of torch, DistributedDataParallel's
@@ -62,7 +62,8 @@ def install(is_captured: Callable[[int], bool]) -> None:
 
 
 def _layer(is_captured: Callable[[int], bool]) -> Any:
-    """The library that holds the kernels; None if another one has some. Without it they are gone.
+    """Returns the library that holds the kernels, which are gone when nothing keeps it. Returns
+    None if another library has registered some.
 
     Raises: what torch does.
     """

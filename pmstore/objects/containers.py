@@ -72,12 +72,13 @@ class Group(MutableMapping[str, Any]):
     def __init__(self, core: Core, parts: tuple[bytes, ...]) -> None:
         self._core = core
         self._parts = parts
-        self._prefix = b"".join(part + b"\0" for part in parts)  # of the engine's paths
+        self._prefix = b"".join(part + b"\0" for part in parts)  # of paths in the engine
 
     # ---- finding ----
 
     def _path(self, name: Any) -> bytes:
-        """The path from the root on, as the engine takes it. Raises: TypeError, ValueError."""
+        """Returns the path from the root on, as the engine takes it. Raises: TypeError,
+        ValueError."""
         if type(name) is str and name.isidentifier() and len(name) < 1000:
             return self._prefix + name.encode()  # the usual case
         parts = split_name(name)
@@ -86,7 +87,8 @@ class Group(MutableMapping[str, Any]):
         return self._prefix + b"\0".join(parts)
 
     def _group_path(self, name: Any) -> bytes:
-        """Of what is a group itself."""
+        """Returns the path of a name that is to be a group itself. Raises: as `_path`; ValueError:
+        the group would lie too deep."""
         path = self._path(name)
         if path.count(b"\0") >= GROUPS_MAX:
             raise self._too_deep()
@@ -105,7 +107,7 @@ class Group(MutableMapping[str, Any]):
         return parts
 
     def _directory(self) -> int:
-        """Holds until the next change."""
+        """Returns the group's directory in the engine. It holds until the next change."""
         if not self._parts:
             return ROOT
         found = self._core.pool.find(ROOT, self._prefix[:-1])
@@ -114,10 +116,11 @@ class Group(MutableMapping[str, Any]):
         return found.data
 
     def _load(self, name: str, found: Any) -> Any:
-        """Of what `Pool.get` gave. REQUIRES: the lock."""
+        """Returns what a look-up gives for what `Pool.get` found: also groups, lists and slots,
+        which `Core.load` does not know. REQUIRES: the lock."""
         if type(found) is Found:
             if found.kind == GROUP:
-                # who walks down by such handles comes to an end
+                # so a program that walks down by such handles comes to an end
                 if len(self._parts) + name.count("/") >= GROUPS_MAX:
                     raise CorruptStoreError(
                         f"{self._core.path}: a group is in more than {GROUPS_MAX - 1} others"
@@ -138,7 +141,8 @@ class Group(MutableMapping[str, Any]):
         return b"/".join(self._parts).decode()
 
     def __getitem__(self, name: str) -> Any:
-        """Raises: KeyError."""
+        """Returns the array, tensor, group, list or slots of that name, or a copy of the value.
+        Raises: KeyError."""
         core = self._core
         with core.lock:
             found = core.pool.get(ROOT, self._path(name), False)
@@ -242,8 +246,8 @@ class Group(MutableMapping[str, Any]):
                 raise KeyError(name)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        """`self[name]`, after storing default there if there is nothing: what is returned is the
-        stored one."""
+        """Returns `self[name]`; if nothing has the name, the default is stored there first. What is
+        returned is the stored one."""
         with self._core.lock:
             if name not in self:
                 self[name] = default
@@ -273,8 +277,8 @@ class Group(MutableMapping[str, Any]):
             return self._load(name, new.put(self._core, parts, name))
 
     def empty(self, name: str, shape: Shape, dtype: DTypeLike = np.float64) -> Array:
-        """A new array over the heap, of unspecified content. shape: an int or a sequence; dtype: of
-        numpy, no objects.
+        """Makes a new array over the heap, with unspecified content. shape: an int or a sequence;
+        dtype: of numpy, no objects.
 
         The array is 64-byte aligned and stays where it is; it is in the store after the next
         commit.
@@ -286,7 +290,7 @@ class Group(MutableMapping[str, Any]):
         return result
 
     def zeros(self, name: str, shape: Shape, dtype: DTypeLike = np.float64) -> Array:
-        """As `empty`, filled with zeros."""
+        """Makes a new array as `empty` does, filled with zeros."""
         descriptor, itemsize = array.describe_new(shape, dtype)
         result: Array = self._create(name, descriptor, itemsize, FILL_ZERO)
         return result
@@ -294,7 +298,8 @@ class Group(MutableMapping[str, Any]):
     def full(
         self, name: str, shape: Shape, fill_value: Any, dtype: DTypeLike | None = None
     ) -> Array:
-        """As `empty`, filled with the value. dtype: None = that of the value."""
+        """Makes a new array as `empty` does, filled with the value. dtype: None = that of the
+        value."""
         element = np.asarray(fill_value, dtype=dtype)
         descriptor, itemsize = array.describe_new(shape, element.dtype)
         if element.ndim == 0 and itemsize:
@@ -308,7 +313,7 @@ class Group(MutableMapping[str, Any]):
         return result
 
     def tensor(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new torch tensor over the heap, filled with zeros. dtype: None = torch's default.
+        """Makes a new torch tensor over the heap, filled with zeros. dtype: None = torch's default.
 
         Raises: as `empty`; ModuleNotFoundError without torch.
         """
@@ -325,8 +330,8 @@ class Group(MutableMapping[str, Any]):
     @overload
     def require(self, name: str, shape: Shape, dtype: torch.dtype) -> torch.Tensor: ...
     def require(self, name: str, shape: Shape, dtype: Any = np.float64) -> Any:
-        """The array of that name, shape and dtype (a tensor if it is a torch dtype): what is there,
-        or a new one of zeros.
+        """Returns the array of that name, shape and dtype (a tensor if it is a torch dtype). If
+        nothing has the name, it is made, filled with zeros.
 
         Raises: NameExistsError if something else has the name; the message says what.
         """
@@ -352,7 +357,7 @@ class Group(MutableMapping[str, Any]):
             )
 
     def group(self, name: str) -> Group:
-        """The group of that name, opened or created.
+        """Returns the group of that name, and creates it if it is not there.
 
         Raises: NameExistsError if the name is no group.
         """
@@ -376,7 +381,7 @@ class Group(MutableMapping[str, Any]):
         return Group(self._core, self._full(name))
 
     def list(self, name: str) -> List:
-        """The persistent list of that name, opened or created.
+        """Returns the persistent list of that name, and creates it if it is not there.
 
         Raises: NameExistsError if the name is no list.
         """
@@ -395,7 +400,8 @@ class Group(MutableMapping[str, Any]):
     def slots(
         self, name: str, shape: Shape | None = None, dtype: Any = None, *, in_place: bool = False
     ) -> Slots[Any]:
-        """The slots (`pmstore.objects.slots`) of that name: opened, or made, both versions zero.
+        """Returns the slots (`pmstore.objects.slots`) of that name. If they are not there, they are
+        made, with both versions zero.
 
         shape, dtype: of numpy or torch (then the versions are tensors), as for `zeros` and
             `tensor`; dtype None is float64. They may be left out to open what is there.
@@ -404,13 +410,13 @@ class Group(MutableMapping[str, Any]):
         Raises: NameExistsError if the name is something else, or was made otherwise; KeyError if it
             is not there and no shape was given; StoreFullError (nothing changed).
         """
-        self._group_path(name)  # not too deep
+        self._group_path(name)  # raises if it would lie too deep
         return open_slots(self._core, self._full(name), describe_new(shape, dtype), name, in_place)
 
     # ---- looking at it ----
 
     def entries(self) -> builtins.list[Entry]:
-        """What is in this group, in order of insertion, without touching the data.
+        """Tells what is in this group, in order of insertion, without touching the data.
 
         Raises: CorruptStoreError.
         """
@@ -440,8 +446,8 @@ class Group(MutableMapping[str, Any]):
 
 
 def tree(group: Group) -> builtins.list[Entry]:
-    """What is in a group and in all below, each with its path from there, a group before what is in
-    it; slots are one thing.
+    """Tells what is in a group and in all groups below it. Each entry has its path from this group
+    on, and a group comes before what is in it. Slots are one entry.
 
     Raises: CorruptStoreError, also if groups contain each other.
     """

@@ -29,17 +29,17 @@ from pmstore.objects.array import Descriptor
 
 
 class Job(Protocol):
-    """Other stores are committed together with this one."""
+    """The job of a store that is committed together with other stores."""
 
     def settle(self) -> None:
         """Waits until all ranks have the last commit: then the version before it may be let go."""
 
     def alone(self, what: str) -> TransactionError:
-        """The error for what no rank may do by itself."""
+        """Returns the error for what no rank may do by itself."""
         ...
 
     def give_way(self) -> None:
-        """The store is about to join a job anew."""
+        """Ends what the job does with the store, which is about to join a job anew."""
 
 
 class Core:
@@ -75,7 +75,8 @@ class Core:
         _cores[id(self)] = self
 
     def _take(self, pool: Pool) -> None:
-        """The pool last: an interrupt on the way leaves what was there before it."""
+        """Takes the pool, and forgets what was known of the one before. The pool is set last: an
+        interrupt on the way leaves what was there before it."""
         pool.handle.lock = self.lock
         self.empty: WeakValueDictionary[tuple[int, bytes], Any] = WeakValueDictionary()
         self.turns: dict[tuple[bytes, ...], Any] = {}
@@ -89,7 +90,7 @@ class Core:
         self.pool = pool
 
     def refresh(self, keep: bool) -> bool:
-        """See `Store.refresh`."""
+        """Shows the writer's last commit: see `Store.refresh`, also for `keep`."""
         if self.again is None:
             raise TransactionError(
                 f"{self.path}: only a store that was opened with mode='r', without lock=True, is "
@@ -115,7 +116,7 @@ class Core:
             return new.epoch() != shown
 
     def _is_replaced(self) -> bool:
-        """Whether the path names another file now, or none."""
+        """Returns whether the path names another file now, or none."""
         try:
             return os.stat(self.path).st_ino != self.pool.info.inode
         except OSError:
@@ -136,8 +137,8 @@ class Core:
     # does not decode.
 
     def load(self, found: Any, name: str) -> Any:
-        """Of what `Pool.get`, `item` and `slot` gave: a value, or the array or tensor over the
-        object's block.
+        """Returns what `Pool.get`, `item` and `slot` found, as the program sees it: a value, or the
+        array or tensor over the object's block.
 
         name: for messages. REQUIRES: the lock. Raises: CorruptStoreError.
         """
@@ -158,7 +159,7 @@ class Core:
             raise placed(self.path, error, found.node) from error
 
     def describe(self, found: Found) -> Descriptor:
-        """An array's or tensor's description, whole, without touching its data.
+        """Returns the whole description of an array or tensor, without touching its data.
 
         Raises: CorruptStoreError.
         """
@@ -170,7 +171,8 @@ class Core:
             raise placed(self.path, error, found.node) from error
 
     def _bind(self, found: Found, name: str) -> Any:
-        """The array or tensor over the object's block: the one that is alive, or a new one."""
+        """Returns the array or tensor over the object's block: the one that is alive, or a new
+        one."""
         descriptor = Descriptor.unpack(found.meta)
         dtype: Any = tensor.dtype_of(descriptor) if descriptor.torch else descriptor.in_numpy[0]
         array.check_bytes(descriptor, dtype.itemsize, found.data_bytes)
@@ -203,7 +205,8 @@ class Core:
         return made
 
     def take_in(self, memories: list[Memory]) -> None:
-        """What was given out over these and left them is copied back in and bound to them again.
+        """Copies back what was given out over these memories and has left them, and binds it to
+        them again. What was removed from the store since stays the program's own.
 
         Raises: MovedError for what cannot be.
         """
@@ -236,8 +239,8 @@ class Core:
 
 
 def represent(core: Core, kind: str, name: str, state: Callable[[], str]) -> str:
-    """The repr of something in a store, whatever became of it: a debugger asks at any time. state:
-    while it is there."""
+    """Returns the repr of something in a store. It never raises for what became of the store: a
+    debugger asks at any time. state: describes the object while it is there."""
     try:
         told = state()
     except KeyError:
@@ -255,23 +258,23 @@ _cores: WeakValueDictionary[int, Core] = WeakValueDictionary()
 
 
 def owner(address: int) -> str | None:
-    """Path of the store in whose heap the address is, if this process has it open for writing: a
-    write to it is captured."""
+    """Returns the path of the store in whose heap the address is, if this process has the store
+    open for writing: a write to the address is captured then. Otherwise returns None."""
     for core in alive(_cores):
         info = core.pool.info
-        # else others may lie there now
+        # after the close, other memory may lie there
         if 0 <= address - info.base < info.reserve_bytes and not core.pool.handle.closed:
             return core.path if not info.read_only and core.process == os.getpid() else None
     return None
 
 
 def is_captured(address: int) -> bool:
-    """Whether a write to the address is captured."""
+    """Returns whether a write to the address is captured."""
     return owner(address) is not None
 
 
 def _watch_torch() -> None:
-    from pmstore.objects import collectives, sharing  # need torch, which is there now
+    from pmstore.objects import collectives, sharing  # this needs torch, which is imported by now
 
     collectives.install(is_captured)
     sharing.install(owner)
@@ -288,7 +291,7 @@ os.register_at_fork(after_in_child=_new_locks)
 
 class Payload(NamedTuple):
     """What is written for an object: its description, and for an array the bytes to copy.
-    `Pool.splice` takes these."""
+    `Pool.splice` takes payloads."""
 
     kind: int
     meta: bytes

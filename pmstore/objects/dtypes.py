@@ -58,7 +58,7 @@ _PLAIN = frozenset("?bBhHiIlLqQefdFD")
 
 
 def encode_numpy(dtype: np.dtype[Any]) -> Any:
-    """The dtype as str, list and dict.
+    """Returns the dtype as plain data: str, list and dict.
 
     Raises:
         TypeError: the dtype holds Python objects, or belongs to another package.
@@ -110,7 +110,7 @@ def _encode(dtype: np.dtype[Any]) -> Any:
 
 
 def decode_numpy(descriptor: Any, depth: int = 0) -> np.dtype[Any]:
-    """The dtype of `encode_numpy`'s data.
+    """Returns the dtype that `encode_numpy` wrote as plain data.
 
     Raises:
         ValueError, TypeError: the data describe no dtype.
@@ -152,7 +152,7 @@ def decode_numpy(descriptor: Any, depth: int = 0) -> np.dtype[Any]:
 
 
 def decode_shape(shape: Any) -> tuple[int, ...]:
-    """A shape from a store, checked."""
+    """Checks a shape that was read from a store, and returns it. Raises: ValueError."""
     if not isinstance(shape, list) or len(shape) > 64:
         raise ValueError("not a shape")
     if not all(type(length) is int and 0 <= length < 1 << 63 for length in shape):
@@ -161,7 +161,7 @@ def decode_shape(shape: Any) -> tuple[int, ...]:
 
 
 def encode_torch(dtype: torch.dtype) -> str:
-    """The dtype's name.
+    """Returns the name of the torch dtype, without "torch.".
 
     Raises:
         TypeError: it is no dense dtype (quantized, for example).
@@ -176,7 +176,7 @@ def encode_torch(dtype: torch.dtype) -> str:
 
 
 def decode_torch(name: Any) -> torch.dtype:
-    """The dtype of that name.
+    """Returns the torch dtype of that name.
 
     Raises:
         ValueError: it is no name of a dtype.
@@ -196,11 +196,11 @@ def decode_torch(name: Any) -> torch.dtype:
 
 
 def has_numbers(dtype: Any) -> bool:
-    """Whether torch knows what numbers the bytes of a tensor of that torch dtype are: of some it
-    only holds the bytes."""
+    """Returns whether torch knows what numbers the bytes of a tensor of that torch dtype are. Of
+    some dtypes it only holds the bytes."""
     return _NO_NUMBERS.fullmatch(str(dtype)) is None
 
 
 def is_torch_dtype(dtype: Any) -> bool:
-    """Whether it is a torch.dtype, without importing torch."""
+    """Returns whether it is a torch.dtype, without importing torch."""
     return type(dtype).__module__ == "torch" and type(dtype).__name__ == "dtype"

@@ -1,4 +1,4 @@
-"""What is in a group, told without touching the data."""
+"""Tells what is in a group, without touching the data."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class Entry:
     items: int | None = None
 
     def extent(self) -> str:
-        """How many bytes, or how many names or items."""
+        """Returns in words how large the entry is: its bytes, or the number of its names or
+        items."""
         if self.items is None:
             return f"{self.nbytes:,}"
         return counted(self.items, "name" if self.kind == "group" else "item")
 
 
 def tell(core: Core, name: str, found: Found) -> Entry:
-    """What a group's entry says of an object. REQUIRES: the lock."""
+    """Returns what a group's entry says of an object. REQUIRES: the lock."""
     if found.kind == GROUP and found.meta:
         version = core.pool.find(found.data, b"0")  # both are of one description
         if version is None:

@@ -25,12 +25,13 @@ from typing import Any
 
 FORMAT = 1
 NUMBERS = 16
-"""Of a record, each of 64 bits with a sign."""
+"""How many numbers a record has, each of 64 bits with a sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which state of a run. Two states are the same generation only if all of it is equal.
+    """Says which state of a run it is. Two states are the same generation only if all of the key is
+    equal.
 
     Attributes:
         job: two random numbers; zeros of a state that no job made.
@@ -66,13 +67,14 @@ NO_RUN = Key((0, 0), -1, -1, -1)
 
 
 def without_job(step: int) -> Key:
-    """The state of a run that no job made, or not yet."""
+    """Returns the key of a state that no job made: the run was never in one, or has not joined
+    yet."""
     return Key((0, 0), 0, 0, step)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the array `<run>/job` says.
+    """The content of the array `<run>/job`.
 
     Attributes:
         key: of the last commit.
@@ -88,12 +90,13 @@ class Record:
     previous: Key
 
     def following(self, step: int, mark: int = 0) -> Record:
-        """Of the next generation, which ends with that step."""
+        """Returns the record of the next generation, which ends with that step."""
         key = replace(self.key, number=self.key.number + 1, step=step, mark=mark)
         return replace(self, key=key, previous=self.key)
 
     def joined(self, term: int, mark: int = 0) -> Record:
-        """Of the generation that a joining makes: the first one of its term, at the same step."""
+        """Returns the record of the generation that a joining makes: the first one of its term, at
+        the same step."""
         key = replace(self.key, number=self.key.number + 1, term=term, mark=mark)
         return replace(self, key=key, previous=self.key)
 
@@ -102,7 +105,7 @@ class Record:
 
 
 def encode(record: Record) -> list[int]:
-    """The numbers of the array."""
+    """Returns the numbers of the array `<run>/job`, int64."""
     key, previous = record.key, record.previous
     head = [FORMAT, *key.job, key.mark, key.term, key.number, key.step]
     placed = [record.rank, record.world, record.layout]
@@ -110,7 +113,7 @@ def encode(record: Record) -> list[int]:
 
 
 def decode(array: Iterable[Any]) -> Record:
-    """The record that the array holds.
+    """Returns the record that the array holds.
 
     Raises: ValueError: it holds none, or one of a newer format.
     """
@@ -169,7 +172,7 @@ class Member:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """What it can produce, the newest first."""
+        """The states that the store can produce, the newest first."""
         if self.record is None:
             return (NO_RUN if self.run_step is None else without_job(self.run_step),)
         here, before = self.record.key, self.record.previous
@@ -182,7 +185,7 @@ class Member:
 
     @property
     def its_rank(self) -> int | None:
-        """As its store says, or, where that says nothing, as given."""
+        """The rank that the store's record names; without a record, the rank that was given."""
         return self.rank if self.record is None else self.record.rank
 
     def __str__(self) -> str:
@@ -193,14 +196,14 @@ class Member:
 
 
 def newest_common(members: Sequence[Member]) -> Key | None:
-    """The newest state that every member can produce; None: there is none, or the stores do not
-    belong together, and `explain` says why. `NO_RUN` is a state too."""
+    """Returns the newest state that every member can produce. `NO_RUN` is a state too. Returns None
+    if there is no such state, or the stores do not belong together: `explain` says why."""
     return None if _misplaced(members) else _common(members)
 
 
 def explain(members: Sequence[Member]) -> list[str]:
-    """Why there is no newest common generation, and what each member can produce: a sentence each.
-    Empty: there is one."""
+    """Says why there is no newest common generation, and what each member can produce: a sentence
+    each. The list is empty if there is one."""
     reasons = _misplaced(members)
     if not reasons and _common(members) is not None:
         return []
@@ -218,10 +221,10 @@ def _common(members: Sequence[Member]) -> Key | None:
 
 
 def _misplaced(members: Sequence[Member]) -> list[str]:
-    """What is wrong whatever the generations are.
+    """Says which stores do not belong where they are, whatever their generations are.
 
-    Nothing, where all can go back to before the job: several starts may have been killed while
-    each began a job of its own.
+    It says nothing where all can go back to before the job: several starts may have been killed
+    while each began a job of its own.
     """
     common = _common(members)
     if common is not None and not common.by_job:
@@ -277,7 +280,7 @@ def _misplaced(members: Sequence[Member]) -> list[str]:
 
 
 def _apart(members: Sequence[Member]) -> list[str]:
-    """Why no state is common to stores that may belong together."""
+    """Says why stores that may belong together have no state in common."""
     without = [one for one in members if one.record is None]
     if without and len(without) < len(members):
         return [
@@ -335,5 +338,6 @@ def _listed(members: Sequence[Member]) -> str:
 
 
 def job_name(job: tuple[int, int]) -> str:
-    """As messages show it: the first digits are enough to tell jobs apart."""
+    """Returns the job's name as messages show it: the first 8 hexadecimal digits, which are enough
+    to tell jobs apart."""
     return f"{job[0] & (2**64 - 1):016x}"[:8]

@@ -1,4 +1,4 @@
-"""Who says that what is pending in a store is only half of something."""
+"""Asks the guards of a store whether what is pending in it is only half of something."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from pmstore.errors import TransactionError
 
 
 class Guard(Protocol):
-    """Asked before a store is committed, and told of its roll backs and its end."""
+    """Is asked before a store is committed, and is told of its roll backs and of its end."""
 
     def half(self) -> str:
-        """Of what half is pending, and what to do about it. "": what is pending is whole. Must not
-        write."""
+        """Says which half of something is pending, and what to do about it. Returns "" if what is
+        pending is whole. It must not write."""
 
     def capture(self) -> None:
-        """Somebody else commits the store: writes what belongs to the same state and is not in the
-        store yet."""
+        """Writes what belongs to the state that is about to be committed by somebody else, and is
+        not in the store yet."""
 
     def lost(self) -> str:
-        """What is taken back as the store was left normally, and `half` kept it from being
-        committed, in words. "": nothing to be told."""
+        """Says in words what is taken back because `half` kept it from being committed when the
+        store was left normally. Returns "" if there is nothing to tell."""
 
     def leaving(self) -> bool:
-        """Before the store's `with` is left normally. Returns whether it has committed what is
-        pending, for good. What it raises keeps the store from being committed."""
+        """Is called before the store's `with` is left normally. Returns whether it has committed
+        what is pending, for good. What it raises keeps the store from being committed."""
 
     def dropping(self) -> None:
-        """The store is about to be closed, and what is not committed is dropped."""
+        """Is called when the store is about to be closed, and what is not committed is dropped."""
 
     def went_back(self) -> None:
-        """The store was rolled back, or rewound: it holds another state than before."""
+        """Is called when the store was rolled back or rewound: it holds another state than
+        before."""
 
     def ending(self, kept: bool, raising: bool) -> None:
-        """Before the store is closed; may write the history.
+        """Is called before the store is closed; it may write the history.
 
         kept: what is pending is committed then, or was. raising: by an error or an exit."""
 
     def ended(self) -> None:
-        """The store is closed."""
+        """Is called when the store is closed."""
 
 
 class Watcher:
-    """A guard that has nothing to say: for those that say something of a few."""
+    """A guard that has nothing to say. Guards that answer only some of the calls derive from it."""
 
     def half(self) -> str:
         return ""
@@ -73,7 +74,7 @@ class Watcher:
 
 
 class Guards:
-    """Of one store. Each is forgotten when nothing else holds it.
+    """The guards of one store. Each is forgotten when nothing else holds it.
 
     Attributes:
         held: the store holds that one, which works on something, until `let_go`.
@@ -99,7 +100,7 @@ class Guards:
         return [guard for reference in self._guards if (guard := reference()) is not None]
 
     def before_commit(self) -> None:
-        """All but the one that commits bring the store up to date.
+        """Has all guards but the one that commits bring the store up to date.
 
         Raises: TransactionError: what is pending is half of something of one of them.
         """

@@ -15,7 +15,7 @@ def jobs(store: Group) -> tuple[JobState, ...]:
     """Returns the state of each run that is in a job; of a damaged store, none."""
     try:
         found = members(store, store._core.path)
-    except CorruptStoreError:  # which check tells
+    except CorruptStoreError:  # `check` tells of the damage
         return ()
     return tuple(
         JobState(
@@ -33,7 +33,7 @@ def jobs(store: Group) -> tuple[JobState, ...]:
 
 
 def stored_runs(store: Group) -> list[str]:
-    """The names of its training runs, those of groups in groups too."""
+    """Returns the names of the store's training runs, also of those in groups within groups."""
     found = (
         entry.name.removesuffix("/progress")
         for entry in tree(store)
@@ -44,7 +44,7 @@ def stored_runs(store: Group) -> list[str]:
 
 
 def members(store: Group, name: str) -> dict[str, Member]:
-    """What the store would bring to a joining of each of its runs. name: of the store, for
+    """Returns what the store would bring to a joining of each of its runs. name: of the store, for
     messages.
 
     Raises: CorruptStoreError: a run has a record that no job wrote.
@@ -53,7 +53,8 @@ def members(store: Group, name: str) -> dict[str, Member]:
 
 
 def without_run(store: Group, name: str) -> Member:
-    """What it would bring to a joining of a run that it does not have."""
+    """Returns what the store would bring to a joining of a run that it does not have. name: of the
+    store, for messages."""
     pool = store._core.pool
     return Member(None, pool.info.uuid.hex(), pool.in_doubt, None, name=name)
 
@@ -65,8 +66,8 @@ def _member(store: Group, run: str, name: str) -> Member:
 
 
 def read_record(held: Held, run: str, path: str) -> Record | None:
-    """What a job wrote of the run; None: it is in none. held: a store, or what is asked like one.
-    path: for messages.
+    """Returns the record that a job wrote of the run; None if the run is in no job. held: a store,
+    or an object with a store's look-ups. path: for messages.
 
     Raises: CorruptStoreError: no job wrote it.
     """

@@ -1,5 +1,5 @@
-"""Making a store hold what another one holds: what is alike stays where it is, and only what
-differs is written."""
+"""Makes a store hold what another one holds: what is alike stays where it is, and only what differs
+is written."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _BATCH_ITEMS = 1000
 
 
 def make_alike(live: Core, wanted: Core, left_alone: Collection[str] = ()) -> None:
-    """The live store holds what the wanted one does: groups, lists, values, the bytes of arrays and
-    the current versions of slots. Arrays of the same description stay where they are, so that who
-    holds one sees the wanted bytes. Names that have to be made again come last in their group.
+    """Makes the live store hold what the wanted one does: groups, lists, values, the bytes of
+    arrays and the current versions of slots. Arrays of the same description stay where they are: a
+    program that holds one sees the wanted bytes. Names that have to be made again come last in
+    their group.
 
     left_alone: names at the top. REQUIRES: a transaction block of the live store, in which nothing
     was written; nobody else uses either of them. Raises: StoreFullError, CorruptStoreError.
@@ -90,7 +91,7 @@ class _Likening:
         )
 
     def _copy(self, ours: Array, theirs: Array) -> None:
-        """What differs, page by page: only that is captured."""
+        """Copies the bytes that differ, page by page, so that only those are captured."""
         for start in range(0, len(ours), _PIECE_BYTES):
             old, new = ours[start : start + _PIECE_BYTES], theirs[start : start + _PIECE_BYTES]
             differs = old != new
@@ -165,21 +166,22 @@ class _Likening:
 
 
 def _kind(found: Found) -> tuple[int, bool]:
-    """Slots are groups with a description."""
+    """Returns the kind of an object. Slots are a kind of their own: a group with a description."""
     return found.kind, found.kind == GROUP and bool(found.meta)
 
 
 def _same_kind(ours: Found, theirs: Found) -> bool:
-    """The same value, or arrays of one description."""
+    """Returns whether both are the same value, or arrays of one description and size."""
     return (ours.kind, ours.meta, ours.data_bytes) == (theirs.kind, theirs.meta, theirs.data_bytes)
 
 
 def _version(meta: bytes) -> bytes:
-    """The name of the array in slots that is current."""
+    """Returns the name of the array in the slots that is the current version."""
     return str(unpack(meta)).encode()
 
 
 def _bytes(found: Any) -> Array:
-    """Of an array that was found to be used: its block."""
+    """Returns the bytes of the array's block, as uint8 over the block itself. REQUIRES: the array
+    was found with its memory."""
     memory = found.memory
     return np.empty(0, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)

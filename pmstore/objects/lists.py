@@ -56,7 +56,8 @@ class List(MutableSequence[Any]):
     # ---- finding ----
 
     def _find(self, index: int) -> Any:
-        """The array or tensor that is alive, or a Found. REQUIRES: the lock."""
+        """Returns the array or tensor at the index that is alive, or a Found. REQUIRES: the
+        lock."""
         while (found := self._core.pool.item(ROOT, self._path, index, False)) is None:
             self._index(index, len(self))  # raises, if a signal handler made the list shorter
         return found
@@ -99,7 +100,8 @@ class List(MutableSequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
-        """Raises: IndexError."""
+        """Returns the item at the index, or a plain `list` of those of a slice. Raises:
+        IndexError."""
         core = self._core
         with core.lock:
             if type(index) is int and 0 <= index < 1 << 62:
@@ -187,16 +189,17 @@ class List(MutableSequence[Any]):
             self._splice(LIST_END, 0, new)
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """The place of the first item that equals the value. Raises: ValueError if none does."""
+        """Returns the place of the first item that equals the value. Raises: ValueError if none
+        does."""
         try:
             return super().index(value, start, len(self) if stop is None else stop)
         except ValueError as error:
-            if error.args:  # of a comparison
+            if error.args:  # an error of a comparison
                 raise
             raise ValueError(f"{reprlib.repr(value)} is not in the list {self.name!r}") from None
 
     def clear(self) -> None:
-        """Removes all items."""
+        """Removes all items of the list, in one step."""
         del self[:]
 
     def _splice(self, index: int, remove: int, new: Sequence[Payload], step: int = 1) -> None:
@@ -227,7 +230,8 @@ class List(MutableSequence[Any]):
         return notebook.table(repr(self), ("", "item"), rows, length, picture)
 
     def _curve(self, length: int) -> notebook.Drawn | None:
-        """Of numbers; of a long list it reads some, evenly over it."""
+        """Draws the list's numbers as a curve; of a long list, some of them, evenly spread. Returns
+        None if they are no numbers, or fewer than two."""
         if length < 2:
             return None
         some = self[:: -(-length // notebook.DRAWN)]
@@ -240,7 +244,7 @@ class List(MutableSequence[Any]):
 
 
 def open_list(core: Core, parts: tuple[bytes, ...], name: str) -> List:
-    """See `Group.list`. name: for messages."""
+    """Opens or makes a list: see `Group.list`. name: for messages."""
     pool, path = core.pool, b"\0".join(parts)
     with core.lock:
         found = pool.find(ROOT, path)

@@ -1,4 +1,4 @@
-"""A new array or tensor in a store."""
+"""Makes a new array or tensor in a store."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pmstore.objects.names import in_the_way
 
 
 class NewArray(NamedTuple):
-    """What is to be made. fill: what its bytes are, one of `FILL_...`; pattern: the element that
-    `FILL_PATTERN` repeats."""
+    """Describes an array or tensor that is to be made. fill: what its bytes are, one of `FILL_...`;
+    pattern: the element that `FILL_PATTERN` repeats."""
 
     descriptor: Descriptor
     itemsize: int
@@ -25,7 +25,8 @@ class NewArray(NamedTuple):
     pattern: bytes = b""
 
     def put(self, core: Core, parts: Sequence[bytes], name: str) -> Any:
-        """Puts it at the path, as one step, and finds it: see `Pool.get`. REQUIRES: the lock.
+        """Puts the new array at the path, as one step, and finds it: see `Pool.get`. REQUIRES: the
+        lock.
 
         Raises: NameExistsError, StoreFullError, ValueError.
         """

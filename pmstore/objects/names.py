@@ -13,7 +13,7 @@ NAME_MAX_BYTES = 4096
 
 
 def split_name(name: Any) -> list[bytes]:
-    """A path's components.
+    """Returns the components of a path, encoded.
 
     Raises: TypeError, ValueError.
     """
@@ -47,7 +47,8 @@ def split_name(name: Any) -> list[bytes]:
 
 
 def in_the_way(pool: Pool, parts: Sequence[bytes], error: NameExistsError) -> NameExistsError:
-    """What is in the way, where the engine refused to put something there. parts: of the path."""
+    """Returns an error that says what is in the way, where the engine refused to put something.
+    parts: of the path."""
     path = pool.path
     for at in range(1, len(parts)):
         found = pool.find(ROOT, b"\0".join(parts[:at]))

@@ -1,4 +1,4 @@
-"""What a look-up gives in place of a list, dict or bytearray: a copy that cannot be changed.
+"""Makes what a look-up gives in place of a list, dict or bytearray: a copy that cannot be changed.
 
 A value is a copy each time it is looked up, so that a change of one in place would be lost without
 a word: `store["h"].append(1)`. Here it raises. Everything else is as of the plain type, of which
@@ -48,8 +48,9 @@ def _of_a_copy(plain: type, name: str) -> Callable[[Any, Any], Any]:
 
 
 def _read_only(plain: type, told: str) -> Callable[[type], type]:
-    """A class decorator. Methods that change the object raise, told how to write it instead; those
-    of augmented assignments give an object of the plain type."""
+    """Returns a class decorator. In a class decorated so, methods that change the object raise an
+    error that tells how to write it instead. Those of augmented assignments return an object of the
+    plain type."""
 
     def methods(kind: type) -> type:
         for name in _CHANGING:
@@ -95,5 +96,6 @@ PLAIN: Mapping[type, type] = {ReadOnlyList: list, ReadOnlyDict: dict, ReadOnlyBy
 
 
 def plain_type(value: Any) -> type:
-    """The type of the value that was stored."""
+    """Returns the type of the value that was stored, where a look-up gave a read-only copy of
+    it."""
     return PLAIN.get(type(value), type(value))

@@ -1,4 +1,4 @@
-"""Sending tensors of a store to other processes of `torch.multiprocessing`.
+"""Sends tensors of a store to other processes of `torch.multiprocessing`.
 
 torch moves the storage of a tensor to shared memory, in place, when it is sent or `share_memory_()`
 is called: from then on the tensor, and each that shares its storage, lies outside the store, and

@@ -31,8 +31,8 @@ _NAMES = (b"0", b"1")  # of the two arrays, in the group that a Slots is in the 
 
 
 class Turn:
-    """What this process knows about a Slots beyond what is stored. Shared by all objects of the
-    name.
+    """Holds what this process knows about a pair of slots beyond what is stored. All objects of the
+    name share it.
 
     flipped: when it was last, as the engine has it (struct pms_slot_turn): `Handle.flip` and
         `flipped` know.
@@ -46,29 +46,29 @@ class Turn:
         self.whole: int | None = None
 
 
-_LANDING = -1  # in Turn.whole: known when the commit is over
+_LANDING = -1  # a value of Turn.whole: it is known when the commit is over
 
 
 class LandingPlace(NamedTuple):
-    """Where the next version goes that a commit lands: see `Slots.begin_landing`."""
+    """The place for the next version, when a commit lands it: see `Slots.begin_landing`."""
 
     blocks: set[int]
-    """Of both versions."""
+    """The blocks of both versions."""
     flip: LandFlip | None
-    """To the idle block; None: the versions have no bytes."""
+    """The flip to the idle block; None: the versions have no bytes."""
     idle: Any
     """The array or tensor over that block, where it may be written in place, as a device does."""
 
 
 def pack(current: int) -> bytes:
-    """What stands beside the group's name. Its length never changes, so that a flip stores one
-    byte."""
+    """Returns the bytes that stand beside the group's name. Their number never changes, so that a
+    flip stores one byte."""
     packed: bytes = msgpack.packb({"slots": current})
     return packed
 
 
 def unpack(meta: bytes) -> int:
-    """Which slot is current. Raises: CorruptStoreError."""
+    """Returns which slot is current, 0 or 1. Raises: CorruptStoreError."""
     try:
         current = msgpack.unpackb(meta)["slots"]
     except dtypes.UNDECODABLE as error:
@@ -81,7 +81,7 @@ def unpack(meta: bytes) -> int:
 
 
 def check(pool: Pool, group: Found) -> None:
-    """What is described as slots has to be a pair: two arrays of one description.
+    """Checks that what is described as slots is a pair: two arrays of one description.
 
     Raises: CorruptStoreError.
     """
@@ -144,15 +144,17 @@ class Slots(Generic[_A]):
         return KeyError(f"the slots {self.name!r} are not in the store any more")
 
     def _directory(self) -> int | None:
-        """That has the name, if it is there. Holds until the next change. REQUIRES: the lock."""
+        """Returns the directory that has the name, if it is there. It holds until the next change.
+        REQUIRES: the lock."""
         if len(self._parts) == 1:
             return ROOT
         found = self._core.pool.find(ROOT, b"\0".join(self._parts[:-1]))
         return found.data if found is not None and found.kind == GROUP else None
 
     def _array(self, which: int) -> _A:
-        """Found, opened (SLOT_NEXT) and pinned in one step, as a commit of another thread may flip
-        slots that are a mirror, and a signal handler may remove them. REQUIRES: the lock."""
+        """Returns one version. It is found, opened (SLOT_NEXT) and pinned in one step: a commit of
+        another thread may flip slots that are a mirror, and a signal handler may remove them.
+        REQUIRES: the lock."""
         found = self._core.pool.slot(ROOT, self._path, which)
         if found is None:
             raise self._gone()
@@ -172,7 +174,7 @@ class Slots(Generic[_A]):
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """The path of the slots."""
         return b"/".join(self._parts).decode()
 
     @property
@@ -184,10 +186,10 @@ class Slots(Generic[_A]):
 
     @property
     def next(self) -> _A:
-        """The idle slot, to write the next version into. It is scratch: its content is undefined
-        until it is written, after a roll back and after a crash. `previous` is gone once this was
-        asked for. All of it becomes current by `flip`: what is not written keeps what was there, in
-        this process the version before the current one.
+        """The idle slot, which the next version is written into. Its content is undefined until it
+        is written, and again after a roll back or a crash. Whoever asks for `next` gives up
+        `previous`. `flip` makes all of it current: elements that were not written keep what was
+        there. In this process that is the version before the current one.
 
         Raises: TransactionError after a flip that is not committed: the idle slot is then the
             committed version, which is not written to. Write into `current` (see `target`), or
@@ -209,10 +211,9 @@ class Slots(Generic[_A]):
 
     @property
     def target(self) -> _A:
-        """Where a step that needs only the elements it replaces may write the next version: `next`,
-        or `current` itself when that was flipped in this transaction already (it is not the
-        committed one, and needs no second flip).
-        """
+        """The version that a step may write into if it needs only the elements that it replaces:
+        `next`, or `current` itself if that was flipped in this transaction already (it is not the
+        committed one then, and needs no second flip)."""
         with self._core.lock:
             return self.current if self.flipped else self.next
 
@@ -224,9 +225,9 @@ class Slots(Generic[_A]):
 
     @property
     def previous(self) -> _A | None:
-        """The version before `current`, read-only if it is a numpy array; None if there is none:
-        before the first flip in this process, once `next` was asked for, and after a roll back.
-        """
+        """The version before `current`, read-only if it is a numpy array. It is None before the
+        first flip in this process, once `next` was asked for, after a roll back, and in a store
+        that is open for reading."""
         if self._core.pool.info.read_only:
             return None  # it is being written, by another process
         with self._core.lock:
@@ -245,7 +246,8 @@ class Slots(Generic[_A]):
         into it since the last flip is as it was: without any write in between this goes back to the
         version before.
 
-        In a `with store.transaction()` block, or outside one, pending until the next commit.
+        It may be called in a `with store.transaction()` block, or outside one: it is pending until
+        the next commit then.
 
         Raises: TransactionError if it was flipped in this transaction already.
         """
@@ -256,17 +258,19 @@ class Slots(Generic[_A]):
             turn.whole = handle.rollbacks()  # the same as at the flip: a roll back takes the lock
 
     def forget_previous(self) -> None:
-        """What was current before is not the version before this one."""
+        """Notes that the idle slot does not hold the version before this one: `previous` is None
+        from now on."""
         with self._core.lock:
             self._turn().whole = None
 
     # ---- for mirrors ----
 
     def begin_landing(self, settled: set[int], *, filled: bool) -> LandingPlace | None:
-        """A commit that is about to begin will fill the idle slot and flip. settled: blocks that
+        """Prepares the slots for a commit that will fill the idle slot and flip. Returns where the
+        next version goes; None if the slots are not in the store (any more). settled: blocks that
         may be written in place, as they are known to be committed. filled: whether there is
-        anything to fill it with; else it keeps an older version, and is not flipped. None: the
-        slots are not in the store (any more). REQUIRES: the lock.
+        anything to fill the idle slot with; if not, it keeps an older version, and is not flipped.
+        REQUIRES: the lock.
 
         Raises: TransactionError if they were flipped in this transaction already.
         """
@@ -288,16 +292,17 @@ class Slots(Generic[_A]):
         turn.whole = _LANDING
         if data in settled:
             idle = self._array(SLOT_NEXT)
-            data = array.span(idle)[0][0] - pool.info.base  # flipped meanwhile, it may be
+            data = array.span(idle)[0][0] - pool.info.base  # it may have been flipped meanwhile
             number = pair.data.index(data)
         return LandingPlace(
             set(pair.data), LandFlip(directory, data, self._parts[-1], pack(number)), idle
         )
 
     def end_landing(self) -> None:
-        """The commit that `begin_landing` was for has happened."""
+        """Notes that the commit that `begin_landing` was for has happened: the idle slot holds the
+        version before."""
         turn = self._turn()
-        if turn.whole == _LANDING:  # else the program was at the slots meanwhile
+        if turn.whole == _LANDING:  # otherwise the program used the slots meanwhile
             turn.whole = self._core.pool.rollbacks()
 
     # ---- looking at it ----
@@ -313,7 +318,7 @@ class Slots(Generic[_A]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of each version."""
+        """The shape of each of the two versions."""
         return self._description().shape
 
     def __eq__(self, other: object) -> bool:
@@ -349,7 +354,8 @@ class Slots(Generic[_A]):
 
 
 def describe_new(shape: Shape | None, dtype: Any) -> tuple[Descriptor, int] | None:
-    """Description and bytes of an element; None: what is there is opened."""
+    """Returns the descriptor and the bytes of an element. Without a shape it returns None: what is
+    there is opened."""
     if shape is None:
         return None
     kind = tensor if dtypes.is_torch_dtype(dtype) else array
@@ -364,7 +370,8 @@ def open_slots(
     name: str,
     in_place: bool,
 ) -> Slots:
-    """See `Group.slots`. given: of `describe_new`. name: for messages."""
+    """Opens or makes slots: see `Group.slots`. given: what `describe_new` returned. name: for
+    messages."""
     made = Slots(core, parts)
     with core.lock:
         found = core.pool.find(ROOT, b"\0".join(parts))
@@ -398,7 +405,7 @@ def open_slots(
 def _make(
     core: Core, parts: tuple[bytes, ...], descriptor: Descriptor, itemsize: int, in_place: bool
 ) -> None:
-    """REQUIRES: the lock; nothing has the name."""
+    """Makes the pair of slots, both versions zero. REQUIRES: the lock; nothing has the name."""
     data_bytes = array.bytes_of_new(descriptor, itemsize)
     about = descriptor.pack()
     try:
@@ -409,7 +416,7 @@ def _make(
 
 
 def idle_blocks(core: Core) -> set[int]:
-    """Of all slots that this process has had to do with."""
+    """Returns the idle block of each pair of slots that this process has used."""
     with core.lock:
         pairs = [core.pool.slot_find(ROOT, b"\0".join(parts)) for parts in list(core.turns)]
     return {pair.data[1 - pair.current] for pair in pairs if pair is not None}

@@ -1,4 +1,4 @@
-"""Whether all that a store holds decodes."""
+"""Finds out whether all that a store holds decodes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pmstore.objects import array, slots, values
 
 
 def problems(pool: Pool, looked: Callable[[], object]) -> list[str]:
-    """In words, by path. looked: called for each name, and each item of a list. REQUIRES: the
-    store's lock, and sound directories."""
+    """Says in words what does not decode, each with its path. looked: called for each name, and
+    each item of a list. REQUIRES: the store's lock, and sound directories."""
     told = []
     for raw, found in pool.tree():
         looked()

@@ -48,7 +48,8 @@ def encode(state: Any, arrays: tuple[type, ...] = (np.ndarray,)) -> tuple[bytes,
 
 
 def split(state: Any) -> tuple[Any, list[Array]]:
-    """The skeleton and the arrays of a structure. Arrays are the structure's own, not copies.
+    """Splits a structure into its skeleton and its arrays. The arrays are the structure's own, not
+    copies.
 
     Raises:
         TypeError: something in it is neither data nor a collection of data; the message says where.
@@ -115,7 +116,8 @@ def _key(key: Any, where: str) -> Any:
 
 
 def join(skeleton: Any, arrays: Sequence[Array]) -> Any:
-    """The structure of `split`. Arrays are put in as given.
+    """Puts a structure together again that `split` took apart. The arrays are put in as given, not
+    copied.
 
     Raises:
         ValueError: a mark this version does not know.

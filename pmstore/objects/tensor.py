@@ -22,21 +22,22 @@ _introduced: list[Any] = []
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether it is a tensor, without importing torch: where torch was never imported there are
-    none."""
+    """Returns whether it is a tensor, without importing torch: where torch was never imported there
+    are no tensors."""
     module = sys.modules.get("torch")
     # While torch itself is being imported it has no Tensor yet.
     return module is not None and isinstance(value, getattr(module, "Tensor", ()))
 
 
 def describe_new(shape: Any, dtype: torch.dtype) -> tuple[Descriptor, int]:
-    """The descriptor of a new tensor, and bytes of an element. Raises: TypeError, ValueError."""
+    """Returns the descriptor of a new tensor, and the bytes of an element. Raises: TypeError,
+    ValueError."""
     return Descriptor(True, dtypes.encode_torch(dtype), normal_shape(shape)), dtype.itemsize
 
 
 def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
-    """What to store for a tensor: its data if dense, else a dense copy; and its descriptor. Its
-    `.grad` is not stored.
+    """Returns what to store for a tensor, and its descriptor: its data if dense, else a dense copy.
+    Its `.grad` is not stored.
 
     Raises: TypeError for a tensor on another device, sparse, quantized, or of a subclass other than
         Parameter.
@@ -85,7 +86,8 @@ def describe(value: torch.Tensor) -> tuple[torch.Tensor, Descriptor]:
 
 
 def dtype_of(descriptor: Descriptor) -> torch.dtype:
-    """Raises: CorruptStoreError; FormatVersionError if the installed torch does not have it."""
+    """Returns the torch dtype as the descriptor says. Raises: CorruptStoreError; FormatVersionError
+    if the installed torch does not have it."""
     try:
         return dtypes.decode_torch(descriptor.dtype)
     except FormatVersionError:
@@ -95,8 +97,8 @@ def dtype_of(descriptor: Descriptor) -> torch.dtype:
 
 
 def bind(descriptor: Descriptor, memory: Memory | None) -> torch.Tensor:
-    """The tensor over the memory (None: it has no bytes), which its storage keeps, and so the
-    block.
+    """Returns the tensor over the memory (None: it has no bytes). Its storage keeps the memory
+    alive, and so the block.
 
     Raises: CorruptStoreError if torch has no such tensor.
     """
@@ -128,7 +130,7 @@ def _bind(descriptor: Descriptor, dtype: torch.dtype, memory: Memory | None) -> 
 
 
 def cannot_return(moved: torch.Tensor, descriptor: Descriptor) -> str:
-    """Why a tensor that left its block cannot be copied back into it; "" if it can."""
+    """Says why a tensor that left its block cannot be copied back into it; "" if it can."""
     import torch
 
     if moved.layout != torch.strided or moved.device.type != "cpu":
@@ -154,12 +156,14 @@ def take_back(moved: torch.Tensor, descriptor: Descriptor, memory: Memory) -> No
 
 
 def look(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where and how a tensor lies, for those of which torch does not tell C code."""
+    """Returns where and how a tensor lies (address, shape, strides, dtype, type of its device), for
+    tensors of which torch does not tell C code."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device.type
 
 
 def introduce() -> None:
-    """Has C code look at tensors in torch's own way, once."""
+    """Tells C code, once, how to look at tensors: by torch's own interface for C where it has one,
+    else by `look`."""
     with optional:
         import torch
 

@@ -54,7 +54,7 @@ _PAIR = struct.Struct("<dd")
 
 
 class _TupleMark:
-    """What the extension _TUPLE decodes to. It never leaves this module."""
+    """The object that the extension _TUPLE decodes to. It never leaves this module."""
 
 
 _TUPLE_MARK = _TupleMark()
@@ -141,7 +141,7 @@ LEAVES = _LOWER.keys()
 
 
 def _lower(value: Any, depth: int) -> Any:
-    """The value in terms of msgpack's own types and extension types."""
+    """Returns the value in terms of msgpack's own types and extension types."""
     kind = type(value)
     leaf = _LOWER.get(kind)
     if leaf is not None:
@@ -173,7 +173,7 @@ def _pack(value: Any) -> bytes:
 
 
 def encode(value: Any) -> bytes:
-    """The value's bytes.
+    """Returns the bytes of the value.
 
     Raises:
         TypeError: it, or something in it, is of a type that cannot be stored; the message says what
@@ -183,12 +183,12 @@ def encode(value: Any) -> bytes:
     >>> decode(encode({"lr": 1e-3, (1, 2): [None, 2**100]}))
     {'lr': 0.001, (1, 2): [None, 1267650600228229401496703205376]}
     """
-    known = _binding.encode(value, ())  # of what is not plain it says so
+    known = _binding.encode(value, ())  # None: it is not plain
     return known[0] if known is not None else _pack(_lower(value, 0))
 
 
 class Encoded(bytes):
-    """The bytes of a value, which a store takes as they are: those of `encode`."""
+    """The bytes of a value as `encode` made them, which a store takes as they are."""
 
 
 # ---- decoding ------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def _read_only_list_hook(items: list[Any]) -> Any:
 
 
 def decode(data: bytes) -> Any:
-    """The value of `encode`'s bytes; a new object each time.
+    """Returns the value that `encode` made the bytes of: a new object each time.
 
     Raises:
         CorruptStoreError: the bytes are not what `encode` writes.
@@ -273,8 +273,8 @@ def decode(data: bytes) -> Any:
 
 
 def look_up(data: bytes) -> Any:
-    """As `decode`, but lists, dicts and bytearrays, and those in them, cannot be changed in
-    place."""
+    """Returns the value as `decode` does, but lists, dicts and bytearrays, and those in them,
+    cannot be changed in place."""
     return _unpack(
         data, ext_hook=_read_only_ext_hook, list_hook=_read_only_list_hook, object_hook=ReadOnlyDict
     )

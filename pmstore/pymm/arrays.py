@@ -66,8 +66,8 @@ class ndarray(Shadow):
 
 
 class dlpack_array(ndarray):
-    """As `ndarray`: every array of a shelf can be given to other libraries, by `as_capsule` and by
-    their from_dlpack."""
+    """An array to be made as `ndarray` is: every array of a shelf can be given to other libraries,
+    by `as_capsule` and by their from_dlpack."""
 
     def __init__(
         self, shape: Any, dtype: Any = np.float64, strides: Any = None, zero: bool = False
@@ -122,30 +122,31 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
 
     @property
     def addr(self) -> int:
-        """Address of the first element. It does not change while the shelf is open."""
+        """The address of the first element. It does not change while the shelf is open."""
         return array.address(self)
 
     def asndarray(self) -> np.ndarray[Any, Any]:
-        """The same memory as a plain array. Writes through it are not transactions of their own."""
+        """Returns the same memory as a plain array. Writes through it are not transactions of their
+        own."""
         return self.view(np.ndarray)
 
     def as_capsule(self) -> Any:
-        """The same memory for another library, once: a capsule of DLPack. Writes through it are not
-        transactions of their own."""
+        """Gives the same memory to another library, once: as a capsule of DLPack. Writes through it
+        are not transactions of their own."""
         return self.asndarray().__dlpack__()
 
     def dim(self) -> int:
-        """Number of axes."""
+        """Returns the number of axes."""
         return self.ndim
 
     def persist(self) -> None:
-        """Commits what was written past the member. Between tx_begin and tx_end: nothing, the end
-        commits."""
+        """Commits what was written past the member. Between tx_begin and tx_end it does nothing:
+        the end commits."""
         with self._writing():
             pass
 
     def persist_offset(self, offset: int, length: int) -> None:
-        """As `persist`, for elements [offset, offset + length) in memory order.
+        """Commits as `persist` does, for elements [offset, offset + length) in memory order.
 
         Raises: ValueError if they are not all in the array.
         """
@@ -161,8 +162,9 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
         return nullcontext() if self._core is None else self._core.writing()
 
     def _exported(self) -> None:
-        """Before memory of it is given out that the kernel may store into, by `readinto` for one,
-        of which no page fault tells: `memoryview(x)`, `x.data`, `source.readinto(x)`.
+        """Declares the array written, before its memory is given out to calls that let the kernel
+        store into it: `memoryview(x)`, `x.data`, `source.readinto(x)`. No page fault tells of such
+        a store.
 
         Where it cannot be declared (beside another thread's transaction, in a fork child, without
         room for the log), it may be read all the same, and such a store is refused by the system.
@@ -232,7 +234,7 @@ class shelved_ndarray(np.ndarray[Any, Any], ShelvedMemory):
 
 
 def _writing(outputs: Any) -> AbstractContextManager[Any]:
-    """The transaction for a call that writes into these."""
+    """Returns the transaction for a call that writes into these outputs."""
     for output in outputs if isinstance(outputs, tuple) else (outputs,):
         if isinstance(output, shelved_ndarray) and output._core is not None:
             return output._core.writing()
@@ -247,7 +249,7 @@ def _positional_out(func: Any, args: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The same without members in it: arrays as plain views of the same memory."""
+    """Returns the same value without members in it: arrays as plain views of the same memory."""
     kind = type(value)
     if kind is shelved_ndarray:
         return value.view(np.ndarray)
@@ -259,8 +261,8 @@ def _plain(value: Any) -> Any:
 
 
 def _volatile(result: Any) -> Any:
-    """What numpy gave the subclass's type though its memory is not on the shelf, as a plain
-    array."""
+    """Returns a result of numpy with the right types: an array that has the subclass's type, but no
+    memory on the shelf, becomes a plain array."""
     kind = type(result)
     if kind is shelved_ndarray:
         return result if result._core is not None else result.view(np.ndarray)

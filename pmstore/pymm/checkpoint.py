@@ -51,15 +51,16 @@ def _is_torch_object(data: Any) -> str | None:
 
 
 class _Saving:
-    """One call of `save`: names of leaves that are its own."""
+    """One call of `save`. It knows the names of the leaves that it has stored."""
 
     def __init__(self, core: Core, name: str, before: set[str], is_inplace: bool) -> None:
-        """before: the leaves of what was saved under the name last."""
+        """Begins a call of `save`. before: the leaves of what was saved under the name last."""
         self._core, self._name, self._before, self._is_inplace = core, name, before, is_inplace
         self._leaves: set[str] = set()
 
     def put(self, data: Any, name: str) -> list[Any]:
-        """Stores the data, in leaves whose names begin so. Returns: its structure."""
+        """Stores the data, in leaves whose names begin with that name. Returns the data's
+        structure."""
         data = plain(data)
         kind = _is_torch_object(data)
         if kind is not None:
@@ -132,8 +133,8 @@ def _get(core: Core, structure: Any) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    """As PyMM: an optimizer takes the tensors that it is given as its own, and training on from a
-    checkpoint must not write into it."""
+    """Returns a copy of an array or tensor, as PyMM does: an optimizer takes the tensors that it is
+    given as its own, and training on from a checkpoint must not write into it."""
     if isinstance(value, np.ndarray):
         return value.copy("K")
     return value.detach().clone().requires_grad_(value.requires_grad) if is_tensor(value) else value

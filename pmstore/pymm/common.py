@@ -28,13 +28,13 @@ class ShelvedCommon:
 
 
 class Core:
-    """What the members need of their shelf. They keep it, and not the shelf, so that `del shelf`
-    closes the file."""
+    """What the members need of their shelf. They keep the core, and not the shelf, so that `del
+    shelf` closes the file."""
 
     __slots__ = ("bind", "block", "members", "rollbacks", "store")
 
     def __init__(self, store: Store, bind: Callable[[Core, str, Any], Any]) -> None:
-        """bind: makes the member for a stored value."""
+        """Takes the shelf's store. bind: makes the member for a stored value."""
         self.store: Store = store
         self.bind: Callable[[Core, str, Any], Any] = bind
         self.members: dict[str, Any] = {}
@@ -43,22 +43,23 @@ class Core:
         """The transaction between tx_begin and tx_end."""
 
     def writing(self) -> AbstractContextManager[Any]:
-        """Around each operation that writes: a transaction, or part of the one that is open.
+        """Returns the block around each operation that writes: a transaction, or part of the one
+        that is open.
 
         After the close, members are private memory, and there is nothing to commit.
         """
         return nullcontext() if self.store.closed else self.store.transaction()
 
     def current(self) -> dict[str, Any]:
-        """The members that were given out and are still what the store holds."""
+        """Returns the members that were given out and are still what the store holds."""
         if self.rollbacks != self.store.rollbacks:
             self.rollbacks = self.store.rollbacks
             self.members.clear()
         return self.members
 
     def member(self, name: str) -> Any:
-        """The member of that name: the one that was given out, or a new one; None if there is
-        none."""
+        """Returns the member of that name: the one that was given out, or a new one; None if the
+        store has nothing of that name."""
         members = self.current()
         if name in members:
             return members[name]

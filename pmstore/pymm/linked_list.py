@@ -15,7 +15,8 @@ from pmstore.store import Store
 
 
 class ShelfIndexError(IndexError, RuntimeError):
-    """IndexError is Python's, RuntimeError PyMM's."""
+    """An index beyond the ends of a list. It is an IndexError as in Python, and a RuntimeError as
+    in PyMM."""
 
 
 class linked_list(Shadow):
@@ -45,7 +46,8 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
         return len(self._items)
 
     def __getitem__(self, index: Any) -> Any:
-        """Raises: ShelfIndexError."""
+        """Returns the member at the index, or a list of those of a slice. Raises:
+        ShelfIndexError."""
         try:
             found = self._items[index]
         except IndexError as error:
@@ -93,11 +95,11 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
         self[:] = sorted(self, key=key, reverse=reverse)
 
     def copy(self) -> list[Any]:
-        """A plain list of the same items."""
+        """Returns a plain list of the same items."""
         return list(self)
 
     def __add__(self, other: Any) -> Any:
-        """A plain list."""
+        """Returns a plain list of the items of both."""
         return list(self) + list(other) if isinstance(other, _LISTS) else NotImplemented
 
     def __radd__(self, other: Any) -> Any:
@@ -109,7 +111,7 @@ class shelved_linked_list(MutableSequence[Any], ShelvedCommon):
     __rmul__ = __mul__
 
     def persist(self) -> None:
-        """For PyMM: a change is committed when it returns."""
+        """Does nothing: a change is committed when it returns. PyMM's programs call it."""
 
     def __repr__(self) -> str:
         return repr(list(self))

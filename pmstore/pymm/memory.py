@@ -17,14 +17,14 @@ class MemoryReference:
         self._member = member
 
     def addr(self) -> tuple[str, int]:
-        """Address of the first byte, in hexadecimal, and the number of bytes."""
+        """Returns the address of the first byte, in hexadecimal, and the number of bytes."""
         member = self._member
         # `addr` of a tensor is torch's, and something else
         address = member.data_ptr() if is_tensor(member) else member.addr
         return hex(address), member.nbytes
 
     def persist(self) -> None:
-        """As `persist` of the member."""
+        """Commits what was written past the member, as `persist` of the member does."""
         self._member.persist()
 
 
@@ -41,12 +41,12 @@ class ShelvedMemory(ShelvedCommon):
 
     @property
     def memory(self) -> tuple[str, int]:
-        """Address of the first byte, in hexadecimal, and the number of bytes."""
+        """The address of the first byte, in hexadecimal, and the number of bytes."""
         return self.namedmemory.addr()
 
 
 class MemoryResource:
-    """`shelf.mr`: the room of a shelf. Memory without a variable is not to be had of it.
+    """The room of a shelf, `shelf.mr`. It gives no memory that belongs to no variable.
 
     Raises: TypeError: a program makes none.
     """
@@ -59,12 +59,12 @@ class MemoryResource:
         self._core, self._room_bytes = core, room_bytes
 
     def list_items(self) -> list[str]:
-        """The names of all variables, in order of insertion."""
+        """Returns the names of all variables, in order of insertion."""
         return [name for name in self._core.store if name != HIDDEN]
 
     def get_percent_used(self) -> float:
-        """Room that is taken, in per cent of size_mb, or of what the file has grown to if that is
-        more."""
+        """Returns how much of the room is taken, in per cent of size_mb, or of what the file has
+        grown to if that is more."""
         stats = self._core.store.stats()
         return 100.0 * stats.used_bytes / max(stats.data_bytes, self._room_bytes)
 

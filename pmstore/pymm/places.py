@@ -1,4 +1,4 @@
-"""Where the file of a shelf is, and how large it begins."""
+"""Says where the file of a shelf is, and how large it begins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _FIRST_SIZE_BYTES = 64 * MIB
 
 
 def told(first: Any, second: Any, pmem_path: Any, size_mb: Any) -> tuple[str, int]:
-    """The folder and the size, in MiB, of a shelf's arguments: what is a number is the size.
+    """Returns the folder and the size in MiB that a shelf's arguments name. An argument that is a
+    number is the size.
 
     Raises: TypeError.
     """
@@ -44,7 +45,7 @@ def told(first: Any, second: Any, pmem_path: Any, size_mb: Any) -> tuple[str, in
 
 
 def store_of(name: str, path: str, size_mb: int, backend: str | None, anew: bool) -> Store:
-    """The store of a shelf, opened or made.
+    """Opens or makes the store of a shelf.
 
     Raises: FileNotFoundError, and what `pmstore.open` raises.
     """
@@ -64,7 +65,8 @@ def store_of(name: str, path: str, size_mb: int, backend: str | None, anew: bool
 
 
 def _in_memory(name: str, size: int) -> Store:
-    """A store that ends with its process, whatever ends that: its file has no name any more."""
+    """Makes a store that ends with its process, whatever ends that: its file has no name any
+    more."""
     memory = "/dev/shm"
     folder = tempfile.mkdtemp(
         prefix=f"pmstore-mapstore-{os.getpid()}-",

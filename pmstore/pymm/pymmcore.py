@@ -1,4 +1,4 @@
-"""Of PyMM's native module: what programs call."""
+"""Stands in for PyMM's native module: it has the functions that programs call."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def enable_transient_memory(
 
 
 def disable_transient_memory() -> None:
-    """Does nothing."""
+    """Does nothing: memory that is not on a shelf is Python's own here."""

@@ -50,7 +50,7 @@ class bytes(_ValueShadow):
 
 
 class float_number(_ValueShadow):
-    """A float to be put on the shelf."""
+    """A float to be put on the shelf: `shelf.x = pymm.float_number(0.5)`."""
 
     def __init__(self, number_value: Any) -> None:
         super().__init__(float(number_value))
@@ -92,11 +92,11 @@ class shelved_value(ShelvedCommon):
         return core.member(self.name)  # `i /= 2`: an int became a float
 
     def persist(self) -> None:
-        """For PyMM: a value is committed when it is assigned."""
+        """Does nothing: a value is committed when it is assigned. PyMM's programs call it."""
 
     @property
     def encoding(self) -> str:
-        """Of a string, as it lies in the store."""
+        """The encoding of a string, as it lies in the store."""
         return "utf-8"
 
     def __getattr__(self, name: str) -> Any:
@@ -124,7 +124,7 @@ class shelved_value(ShelvedCommon):
         return np.array(self._value, dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        # With an array: as the Python value, so that a float32 array stays one.
+        # Beside an array it counts as the Python value: a float32 array stays one.
         return getattr(ufunc, method)(*map(plain, inputs), **kwargs)
 
 
@@ -133,7 +133,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The value of a shelved one; anything else as it is."""
+    """Returns the value of a shelved one; anything else is returned as it is."""
     return value._value if isinstance(value, shelved_value) else value
 
 
@@ -176,25 +176,25 @@ class _Text(shelved_value):
 
 
 class shelved_string(_Text):
-    """A str on a shelf."""
+    """A str on a shelf: what `shelf.x` is after `shelf.x = "text"`."""
 
     __slots__ = ()
 
 
 class shelved_bytes(_Text):
-    """bytes on a shelf."""
+    """A bytes on a shelf: what `shelf.x` is after `shelf.x = b"data"`."""
 
     __slots__ = ()
 
 
 class shelved_float_number(shelved_value):
-    """A float on a shelf."""
+    """A float on a shelf: what `shelf.x` is after `shelf.x = 0.5`."""
 
     __slots__ = ()
 
 
 class shelved_integer_number(shelved_value):
-    """An int on a shelf."""
+    """An int on a shelf: what `shelf.x` is after `shelf.x = 1`."""
 
     __slots__ = ()
 
@@ -208,7 +208,8 @@ _TYPES: dict[type, type[shelved_value]] = {
 
 
 def member_type(value: Any) -> type[shelved_value] | None:
-    """Of the member for a stored value; None where PyMM has no type for it (bool, lists, ...)."""
+    """Returns the type of the member for a stored value; None where PyMM has no type for it (bool,
+    lists, ...)."""
     return _TYPES.get(type(value))
 
 

@@ -22,7 +22,7 @@ from pmstore.pymm.scalars import member_type, plain
 
 Path = str | os.PathLike[str]
 _NUMBERS = np.typecodes["AllInteger"] + "?efd"
-"""Of numpy's scalars: those that a number of Python's holds whole."""
+"""The kinds of numpy's scalars that a number of Python's holds whole."""
 
 
 class shelf:
@@ -109,13 +109,13 @@ class shelf:
     # ---- attributes are variables ----
 
     def __getattr__(self, name: str) -> Any:
-        # protocols, and a shelf that did not open
+        # names of protocols, and any name of a shelf that did not open
         if name.startswith("__") or "_core" not in self.__dict__:
             raise AttributeError(name)
         return self._core.member(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Copies the value in. Atomic: after a crash there is the old or the new one.
+        """Copies the value in. This is atomic: after a crash there is the old or the new one.
 
         A number of numpy's, `shelf.n = shelf.x.sum()`, becomes Python's.
 
@@ -139,7 +139,7 @@ class shelf:
             self._store(name, value, old)
             core.current().pop(name, None)
             if _has_graph(value):
-                core.member(name).copy_(_plain_tensor(value))  # which autograd sees
+                core.member(name).copy_(_plain_tensor(value))  # autograd sees this copy
 
     def _store(self, name: str, value: Any, old: Any) -> None:
         store = self._core.store
@@ -158,7 +158,7 @@ class shelf:
                 stored = stored.detach()
         elif isinstance(value, Shadow) or type(value) in (str, bytes, bool, int, float):
             stored = value
-        elif isinstance(value, (str, bytes, int, float)):  # of a subclass, such as np.float64
+        elif isinstance(value, (str, bytes, int, float)):  # it is of a subclass, such as np.float64
             bases: tuple[Any, ...] = (str, bytes, int, float)
             stored = next(base for base in bases if isinstance(value, base))(value)
         else:
@@ -194,31 +194,32 @@ class shelf:
 
     @property
     def items(self) -> list[str]:
-        """The names of all variables."""
+        """The names of all variables, in order of insertion."""
         return self.get_item_names()
 
     @property
     def used(self) -> float:
-        """Room that is taken, in per cent; see `get_percent_used`."""
+        """The room that is taken, in per cent; see `get_percent_used`."""
         return self.get_percent_used()
 
     @property
     def mr(self) -> MemoryResource:
-        """The room of the shelf."""
+        """The room of the shelf: how much of it is taken, and by which variables."""
         return MemoryResource(self._core, self.__dict__["_room_bytes"])
 
     def get_item_names(self, all: bool = False) -> list[str]:
-        """The names of all variables, in order of insertion. all: what the shelf keeps for itself
-        too."""
+        """Returns the names of all variables, in order of insertion. all: also those that the shelf
+        keeps for itself."""
         return list(self._core.store) if all else self.mr.list_items()
 
     def get_percent_used(self) -> float:
-        """Room that is taken, in per cent of size_mb, or of what the file has grown to if that is
-        more."""
+        """Returns how much of the room is taken, in per cent of size_mb, or of what the file has
+        grown to if that is more."""
         return self.mr.get_percent_used()
 
     def supported_types(self) -> list[str]:
-        """What can be assigned, beside the plain types that these are of."""
+        """Returns the names of the types that can be assigned, beside the plain types that they
+        stand for."""
         kinds = (
             *("ndarray", "torch_tensor", "string", "float_number", "integer_number"),
             *("bytes", "linked_list"),
@@ -243,13 +244,14 @@ class shelf:
         core.current().pop(known, None)
 
     def persist(self) -> None:
-        """Commits what was written past the members. Between tx_begin and tx_end: nothing, the end
-        commits."""
+        """Commits what was written past the members. Between tx_begin and tx_end it does nothing:
+        the end commits."""
         with self._core.writing():
             pass
 
     def inspect(self, verbose: bool = False) -> None:
-        """Prints what the variables are and where. verbose: the shelf's own, and the store, too."""
+        """Prints what the variables are and where they lie. verbose: also prints what the shelf
+        keeps for itself, and the store."""
         store = self._core.store
         entries = {entry.name: entry for entry in store.entries()}
         for name in self.get_item_names(all=verbose):
@@ -304,7 +306,7 @@ class shelf:
         return self.items if variables is None else names
 
     def tx_begin_all(self) -> list[str]:
-        """As `tx_begin` without a list."""
+        """Begins a transaction, as `tx_begin` does without a list."""
         return self.tx_begin()
 
     def tx_end(self) -> None:
@@ -324,8 +326,8 @@ class shelf:
     def save(self, data: Any, shelf_var_name: str, is_inplace: bool = True) -> None:
         """Stores a value of any depth, lists, tuples, dicts, torch modules and optimizers among it,
         under names that begin with shelf_var_name, as PyMM makes them (`name__#int#`,
-        `name__+dict_#str#_#key#__#ndarray#`, `name__+list_0__#Tensor#`, ...; a slash is `%2F`). One
-        transaction.
+        `name__+dict_#str#_#key#__#ndarray#`, `name__+list_0__#Tensor#`, ...; a slash is `%2F`). It
+        is one transaction.
 
         is_inplace: arrays and tensors that are there already, of the same shape and dtype, are
             written into.
@@ -335,8 +337,8 @@ class shelf:
         checkpoint.save(self._core, data, shelf_var_name, is_inplace)
 
     def load(self, shelf_var_name: str, target: Any = None) -> Any:
-        """What `save` stored under the name: the same structure, with copies of arrays and tensors.
-        The variables themselves are attributes, without a copy.
+        """Returns what `save` stored under the name: the same structure, with copies of arrays and
+        tensors. The variables themselves are attributes, without a copy.
 
         target: a torch module or optimizer to be loaded with it; it is returned.
         Raises: KeyError.
@@ -350,7 +352,8 @@ def _name_of(member: Any) -> Any:
 
 
 def _has_graph(value: Any) -> bool:
-    """Whether autograd knows how it was computed: a leaf becomes a leaf of the shelf."""
+    """Returns whether autograd knows how the value was computed. A value without a graph, a leaf,
+    becomes a leaf of the shelf."""
     return is_tensor(value) and value.grad_fn is not None
 
 
@@ -359,7 +362,7 @@ def _plain_tensor(value: Any) -> Any:
 
 
 def _bind(core: Core, name: str, value: Any) -> Any:
-    """The member for what the store holds."""
+    """Returns the member for what the store holds."""
     if type(value) is np.ndarray:
         return shelved_ndarray(core, name, value)
     if is_tensor(value):

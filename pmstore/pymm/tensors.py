@@ -27,7 +27,7 @@ _RESHAPING = frozenset(
         *("transpose_", "unsqueeze_"),
     )
 )
-"""Of in-place methods: those that change no number, but the tensor's shape."""
+"""The in-place methods that change no number, but the tensor's shape."""
 
 
 def _dtype(dtype: Any) -> torch.dtype:
@@ -90,21 +90,22 @@ class shelved_torch_tensor(torch.Tensor, ShelvedMemory):
         return self
 
     def __init__(self, core: Core, name: str, plain: torch.Tensor) -> None:
-        """As `__new__`; torch.Tensor has no use for the arguments."""
+        """Does nothing: `__new__` has made the tensor, and torch.Tensor has no use for the
+        arguments."""
 
     def as_tensor(self) -> torch.Tensor:
-        """The same memory as a plain tensor. Writes through it are not transactions of their
-        own."""
+        """Returns the same memory as a plain tensor. Writes through it are not transactions of
+        their own."""
         return self.as_subclass(torch.Tensor)
 
     def fill(self, value: Any) -> shelved_torch_tensor:
-        """PyMM's name for `fill_`."""
+        """Fills the tensor with the value: PyMM's name for `fill_`."""
         self.fill_(value)
         return self
 
     def persist(self) -> None:
-        """Commits what was written past the member. Between tx_begin and tx_end: nothing, the end
-        commits."""
+        """Commits what was written past the member. Between tx_begin and tx_end it does nothing:
+        the end commits."""
         with self._core.writing():
             pass
 
@@ -129,17 +130,17 @@ class shelved_torch_tensor(torch.Tensor, ShelvedMemory):
         return self._as_leaf().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A plain tensor."""
+        """Returns a copy that is a plain tensor."""
         memo[id(self)] = copied = copy.deepcopy(self._as_leaf())
         return copied
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises: RuntimeError: its memory is the shelf's."""
+        """Refuses: the tensor's memory is the shelf's. Raises: RuntimeError."""
         del args, kwargs  # torch functions do not get this one
         raise RuntimeError(_reshaping(self, "set_"))
 
     def _as_leaf(self) -> Any:
-        """The same memory as a plain tensor or parameter, without the graph."""
+        """Returns the same memory as a plain tensor or parameter, without the graph."""
         plain = self.as_tensor().detach()
         if getattr(self, "_is_param", False):
             return torch.nn.Parameter(plain, self.requires_grad)
@@ -147,7 +148,7 @@ class shelved_torch_tensor(torch.Tensor, ShelvedMemory):
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the call writes into; None if nothing."""
+    """Returns what the call writes into; None if it writes into nothing."""
     name = getattr(func, "__name__", "")
     if kwargs.get("out") is not None:
         return kwargs["out"]
@@ -176,7 +177,7 @@ def _writing(written: Any) -> AbstractContextManager[Any]:
 
 
 def _set_data(written: shelved_torch_tensor, value: Any) -> None:
-    """`t.data = value`: its numbers are copied in, for the memory stays the shelf's. REQUIRES: no
+    """Does `t.data = value`: copies the numbers in, as the memory stays the shelf's. REQUIRES: no
     torch functions."""
     if (value.shape, value.dtype) != (written.shape, written.dtype):
         raise RuntimeError(
@@ -187,7 +188,7 @@ def _set_data(written: shelved_torch_tensor, value: Any) -> None:
 
 
 def _reshaping(written: shelved_torch_tensor, method: str) -> str:
-    """Why a method that changes a tensor and not what is stored is refused."""
+    """Says why a method is refused that would change the tensor and not what is stored."""
     name = written.name_on_shelf
     return (
         f"{method} would leave what is stored as it is: assign the result to the shelf, "
@@ -196,8 +197,8 @@ def _reshaping(written: shelved_torch_tensor, method: str) -> str:
 
 
 def _views(result: Any, args: Any) -> Any:
-    """Gives what shares a member's memory its type, so that writing through it is a transaction
-    too. REQUIRES: no torch functions."""
+    """Gives a result that shares a member's memory the member's type, so that writing through it is
+    a transaction too. REQUIRES: no torch functions."""
     if (
         type(result) is not torch.Tensor
         or not args

@@ -1,5 +1,5 @@
-"""When to commit, and to which target: see `CommitScheduler`, and docs/SCHEDULER.md for the theory
-and the measurements."""
+"""Decides when to commit, and to which target: see `CommitScheduler`, and docs/SCHEDULER.md for the
+theory and the measurements."""
 
 from pmstore.scheduler._models.cost import CostModel
 from pmstore.scheduler._models.hazard import HazardModel

@@ -1,4 +1,4 @@
-"""When a scheduler's rule will commit, found by asking the rule itself."""
+"""Finds when a scheduler's rule will commit, by asking the rule itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pmstore.scheduler._rules.outlook import NEVER, CommitPolicy, Outlook
 from pmstore.scheduler._rules.words import attributes, changeless
 from pmstore.scheduler.target import Target
 
-_AHEAD_SECONDS = 10.0  # of iterations
+_AHEAD_SECONDS = 10.0  # seconds of iterations
 _QUESTIONS = 400
 _ASKING_SECONDS = 1e-3  # of the processor
 _BUSY = object()
@@ -20,7 +20,7 @@ _BUSY = object()
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a rule will want, as far as is known now.
+    """Says what a rule will want, as far as is known now.
 
     Attributes:
         steps: from now, at least 1.
@@ -35,8 +35,8 @@ class Wish:
 def foresee(
     rule: CommitPolicy, outlook: Outlook, limit_steps: int, busy: Collection[int], now: float
 ) -> Wish:
-    """Asks the rule about the steps that follow, until it commits: as if each took the mean time of
-    an iteration, and losses, rates and prices stayed.
+    """Asks the rule about the steps that follow, until it commits. It is asked as if each step took
+    the mean time of an iteration, and losses, rates and prices stayed.
 
     It looks `limit_steps` ahead, but no more than 10 s of iterations, 400 questions, or the
     questions that fit into 1 ms. So with iterations of 0.1 ms it looks 40 ms ahead. Before the
@@ -63,7 +63,8 @@ def foresee(
 
 
 def _copy_of(policy: CommitPolicy) -> CommitPolicy | None:
-    """To be asked in its place; None: a copy would share what the rule may change."""
+    """Returns a copy of the rule, to be asked in its place; None: a copy would share what the rule
+    may change."""
     if not all(map(changeless, attributes(policy).values())):
         return None
     try:
@@ -73,7 +74,7 @@ def _copy_of(policy: CommitPolicy) -> CommitPolicy | None:
 
 
 def _ask(policy: CommitPolicy, ahead: _Ahead, far: int) -> Wish | None:
-    """None: answering changes the rule."""
+    """Asks the rule step by step. Returns what it will want; None: answering changes the rule."""
     before = attributes(policy)
     end = time.thread_time() + _ASKING_SECONDS
     number, steps = NEVER, 0
@@ -131,7 +132,8 @@ class _Ahead:
             target.steps += 1
 
     def _lands(self, target: Target) -> bool:
-        """Whether its commit in the background will have ended."""
+        """Ends the target's commit in the background if it will have ended by now. Returns whether
+        it has."""
         seconds = target.cost.background
         if target.handle is _BUSY or seconds == 0.0 or self._now - target.launched < seconds:
             return False

@@ -1,4 +1,4 @@
-"""What a scheduler is told in advance."""
+"""Holds what a scheduler is told in advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pmstore.scheduler._models.termination import TerminationModel
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a job before it runs. The rest is learned.
+    """Says what is known of a job before it runs. The rest is learned.
 
     Bad numbers are taken for unknown, with a warning.
 
@@ -30,7 +30,8 @@ class Known:
     termination: TerminationModel | None = None
 
     def rates(self, names: Sequence[str], warn: Callable[[str, str], None]) -> list[float]:
-        """One for each target; empty: they are learned. warn: (about what, message)."""
+        """Returns one rate for each target; none if they are learned. warn: (about what,
+        message)."""
         value = self.failure_rate_per_second
         if value is None:
             return []
@@ -49,7 +50,7 @@ class Known:
 
 
 def sane_total(value: int | None, warn: Callable[[str, str], None]) -> int | None:
-    """A number of steps; None: not known."""
+    """Returns a number of steps, checked; None: not known."""
     if value is None or value > 0:
         return value
     warn("total_steps", f"total_steps={value!r} is not positive: taken for unknown")

@@ -1,4 +1,4 @@
-"""The commits between a notice and the end."""
+"""Makes the commits between a notice and the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pmstore.scheduler.target import NOTHING, Decision, Target
 
 
 class Committer(Protocol):
-    """A scheduler, as the last commits need it."""
+    """Has what the last commits need of a scheduler."""
 
     targets: list[Target]
     timer: IterationTimer
@@ -26,18 +26,18 @@ class Committer(Protocol):
 
 
 class LastCommits:
-    """What one scheduler does about a notice, and when the end that it tells of is no failure any
-    more: as soon as a commit that was made after the notice has landed. One that takes longer than
-    the time that is left saves nothing.
-    """
+    """Says what one scheduler does about a notice, and when the end that it tells of is no failure
+    any more: as soon as a commit that was made after the notice has landed. One that takes longer
+    than the time that is left saves nothing."""
 
     def __init__(self) -> None:
-        self._target: Target | None = None  # that was committed to after the notice
+        self._target: Target | None = None  # the target that was committed to after the notice
 
     def wind_up(
         self, scheduler: Committer, guard: PreemptionGuard, clock: Callable[[], float]
     ) -> Decision:
-        """At the end of a step. What a commit raises is passed on; the next step tries again."""
+        """Commits at the end of a step if a commit is due before the end. What a commit raises is
+        passed on; the next step tries again."""
         if guard.finished:
             return NOTHING
         now = clock()
@@ -60,7 +60,7 @@ class LastCommits:
         return decision
 
     def landed(self, target: Target, scheduler: Committer) -> None:
-        """A commit in the background has landed."""
+        """Notes that a commit in the background has landed."""
         if target is self._target and scheduler.guard is not None:
             self.saved(scheduler, scheduler.guard)
 

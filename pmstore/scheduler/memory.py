@@ -1,4 +1,4 @@
-"""What the scheduler keeps in the user's store: its state, and how long runs were."""
+"""Keeps a scheduler in the user's store: its state, and how long runs were."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _OF_COUNTS = ("failures", (COUNTS,))
 
 
 class Memory:
-    """Three arrays in the store, written in place and committed with the user's state; made by the
-    first `write`.
+    """Keeps three arrays in the store, written in place and committed with the user's state. The
+    first `write` makes them.
 
     `pmstore.scheduler/<run>`: count, then the numbers of `CommitScheduler.state`.
     `pmstore.scheduler/runs of this store`: for each of the last 256 runs (hash of its name, seconds
@@ -45,7 +45,8 @@ class Memory:
         self._made = -1  # rollbacks of the store, when its arrays were looked up to be written
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> Any:
-        """None: nothing, or of another number of targets, or another version."""
+        """Returns the array of that name; None if there is none, or it is of another number of
+        targets or another version."""
         stored = self._store.get(f"{_GROUP}/{name}")
         fits = (
             isinstance(stored, np.ndarray) and stored.shape == shape and stored.dtype == np.float64
@@ -66,7 +67,7 @@ class Memory:
     def write(
         self, state: list[float], work_seconds: float, finished: bool, counts: list[float]
     ) -> None:
-        """Pending, until the commit that follows."""
+        """Writes the scheduler's numbers; they are pending until the commit that follows."""
         if self._made != self._store.rollbacks:
             self._made = self._store.rollbacks
             self._state = self._array(self._run, (self._size,))
@@ -78,7 +79,7 @@ class Memory:
         self._counts[:] = counts
 
     def counts(self) -> list[float]:
-        """Of the hazard model at the last commit; zeros if there was none."""
+        """Returns the counts of the hazard model at the last commit; zeros if there was none."""
         stored = self._stored(*_OF_COUNTS)
         return [0.0] * COUNTS if stored is None else [float(value) for value in stored]
 
@@ -94,7 +95,7 @@ class Memory:
         return _RUNS - 1
 
     def earlier_runs(self) -> list[tuple[float, bool]]:
-        """(seconds of work, reached its end) of the other runs in this store."""
+        """Returns (seconds of work, reached its end) of the other runs in this store."""
         stored = self._stored(*_OF_RUNS)
         return [
             (float(seconds), bool(done))
@@ -104,7 +105,7 @@ class Memory:
 
 
 class Remembered(Protocol):
-    """What of a scheduler survives."""
+    """Has what of a scheduler survives its process."""
 
     steps: int
     work_seconds: float
@@ -114,7 +115,8 @@ class Remembered(Protocol):
 
 
 def pack(scheduler: Remembered) -> list[float]:
-    """What a commit of the user's state has to hold for the scheduler to go on from it."""
+    """Returns the numbers that a commit of the user's state has to hold for the scheduler to go on
+    from it."""
     seen, *worth = scheduler.worth.state() or [0.0]
     head = [_FORMAT, float(scheduler.steps), scheduler.work_seconds, seen]
     targets = [
@@ -126,7 +128,8 @@ def pack(scheduler: Remembered) -> list[float]:
 
 
 def unpack(scheduler: Remembered, state: list[float]) -> bool:
-    """False, and nothing done: it is of another version.
+    """Takes the scheduler to a packed state. Returns False, and does nothing, if it is of another
+    version.
 
     Raises: ValueError, OverflowError, IndexError: numbers that `pack` never gives.
     """

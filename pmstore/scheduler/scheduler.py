@@ -1,4 +1,4 @@
-"""When to commit, and to which target."""
+"""Decides when to commit, and to which target."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class CommitScheduler:
         self._refresh()
 
     def _begin(self) -> None:
-        """As at the start of a run."""
+        """Sets everything as it is at the start of a run."""
         self.steps: int = 0
         self.work_seconds: float = 0.0
         self.elapsed_seconds: float = 0.0
@@ -201,7 +201,7 @@ class CommitScheduler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around an evaluation or anything else that is no iteration: its time is at risk, but is
+        """Wraps an evaluation or anything else that is no iteration: its time is at risk, but is
         not work."""
         began = self._clock()
         try:
@@ -226,12 +226,13 @@ class CommitScheduler:
             self._refresh()
 
     def foresee(self, limit_steps: int, busy: Collection[int] = ()) -> Wish:
-        """When the rule will commit next, and to what, at most so many steps from now; busy: not to
-        these targets. Changes nothing. See `pmstore.scheduler.foresight.foresee`."""
+        """Returns when the rule will commit next, and to what, at most so many steps from now.
+        busy: targets that it will not commit to. Changes nothing. See
+        `pmstore.scheduler.foresight.foresee`."""
         return foresee(self.policy, self, limit_steps, busy, self._mark)
 
     def rolled_back(self) -> None:
-        """The user's state went back to the last commit: so does the scheduler's."""
+        """Takes the scheduler back to the last commit, as the user's state was."""
         flying, costs = self._flying, [target.cost for target in self.targets]
         self._begin()
         for target in self.targets:
@@ -244,7 +245,8 @@ class CommitScheduler:
 
     @property
     def stopping(self) -> bool:
-        """A preemption notice came and the last commit has been made: more work would be lost."""
+        """Whether a preemption notice came and the last commit has been made: more work would be
+        lost."""
         return self.guard is not None and self.guard.finished
 
     # ---- committing
@@ -301,7 +303,7 @@ class CommitScheduler:
                 self._look_at_handle(target, now)
 
     def _look_at_handle(self, target: Target, now: float) -> None:
-        """Whether the commit in the background has ended, and how."""
+        """Looks whether the commit in the background has ended, and how."""
         if not is_done(target.handle):
             return
         handle, target.handle = target.handle, None
@@ -321,18 +323,21 @@ class CommitScheduler:
             )
 
     def wind_up(self) -> Decision:
-        """After a preemption notice: commit now, go on while there is time, commit a last time.
-        `step` calls it; who has a guard and ends no step now may."""
+        """Commits after a preemption notice: commits now, goes on while there is time, and commits
+        a last time. `step` calls it. A program that has a guard and ends no step now may call it
+        too."""
         assert self.guard is not None
         return self._last_commits.wind_up(self, self.guard, self._clock)
 
     def announce(self) -> None:
-        """All work was committed after a notice, by whoever: no failure ends this run."""
+        """Notes that all work was committed after a notice, by whoever: no failure ends this
+        run."""
         if self.guard is not None:
             self._last_commits.saved(self, self.guard)
 
     def follow(self) -> Decision:
-        """Commits if the rule says so."""
+        """Asks the rule, and commits to the target that it names, unless that failed a short while
+        ago."""
         number = self.policy.decide(self)
         if number < 0 or (target := self.targets[number]).work < target.retry_work:
             return NOTHING
@@ -344,7 +349,7 @@ class CommitScheduler:
         """Brings hazards up to date, which change slowly: after every 1.5 % more steps, and no more
         often than ten times a second."""
         ahead, mean = self.steps // 64, self.timer.mean
-        if self._memory is not None:  # what was lived is kept in time
+        if self._memory is not None:  # the time lived is saved often enough
             ahead = min(ahead, int(self.hazard.save_seconds / (2.0 * mean)) if mean > 0.0 else 8)
         ahead = max(ahead, int(_REFRESH_SECONDS / mean)) if mean > 0.0 else ahead
         self._refresh_at = self.steps + 1 + ahead
@@ -376,7 +381,7 @@ class CommitScheduler:
         return float(self._dirty_bytes()) if self._dirty_bytes is not None else None
 
     def _finished(self) -> bool:
-        """Whether the run is at its end: without a number of steps no end is early."""
+        """Returns whether the run is at its end. Without a number of steps no end is early."""
         return self.total_steps is None or self.steps >= self.total_steps
 
     def _early_ends(self) -> TerminationModel:
@@ -398,7 +403,8 @@ class CommitScheduler:
     # ---- with the user's state
 
     def state(self) -> list[float]:
-        """What a commit of the user's state has to hold for the scheduler to go on from it."""
+        """Returns the numbers that a commit of the user's state has to hold for the scheduler to go
+        on from it."""
         return pack(self)
 
     def restore(self, state: list[float]) -> None:

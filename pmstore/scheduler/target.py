@@ -1,4 +1,4 @@
-"""One destination of commits, and what is decided about it."""
+"""Describes one destination of commits, and what is decided about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a step decided, and from what. True if it commits.
+    """Says what a step decided, and from what. It is true if the step commits.
 
     Attributes:
         target: that committed; None: none did.
@@ -55,7 +55,7 @@ NOTHING = Decision(None, "", 0.0, math.nan, 0.0, 1.0, 0.0)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Target:
-    """One destination of commits, as the scheduler sees it. Seconds.
+    """One destination of commits, as the scheduler sees it. Times are in seconds.
 
     Attributes:
         number: 0 for the first (fastest), upward. key: see `cost_key`.
@@ -93,7 +93,8 @@ class Target:
     stake: tuple[float, float, int] = (0.0, 0.0, 0)
 
     def reprice(self, dirty_bytes: float | None) -> None:
-        """After a commit, or where the rates have changed."""
+        """Computes the price and the risk from which a commit pays, after a commit or where the
+        rates have changed."""
         if self.cost.count:
             self.price = self.cost.price(dirty_bytes)
             self.due = due(self.price, self.rate, self.hazard)
@@ -105,7 +106,7 @@ class Target:
         self.steps = 0
 
     def put_back(self) -> None:
-        """The commit in the background failed: what it was to save is at stake as before.
+        """Puts back at stake what a commit in the background was to save: it failed.
 
         It is tried again an interval later.
         """
@@ -116,14 +117,14 @@ class Target:
         self.retry_work = self.work + self._interval(self.price)
 
     def put_off(self, seconds: float) -> None:
-        """A commit that failed took so long. It is tried again when that was a twentieth of the
-        time, or an interval later if that is sooner: one that fails at once is tried again at
-        once."""
+        """Puts off the next try after a commit that failed and took so long. It is tried again when
+        that was a twentieth of the time, or an interval later if that is sooner: one that fails at
+        once is tried again at once."""
         self.retry_work = self.work + min(20.0 * seconds, self._interval(seconds))
 
     def _interval(self, seconds: float) -> float:
-        """Of commits that take so long, sqrt(2 seconds / h): a target that is away costs no more
-        than one that is there."""
+        """Returns the interval of commits that take so long, sqrt(2 seconds / h): a target that is
+        away costs no more than one that is there."""
         return math.sqrt(2.0 * seconds / self.hazard) if self.hazard > 0.0 else self.work
 
     def __repr__(self) -> str:
@@ -134,13 +135,13 @@ class Target:
 
 
 def due(price: float, rate: float, hazard: float) -> float:
-    """Risk from which a commit of so many seconds pays.
+    """Returns the risk from which a commit of so many seconds pays.
 
-    While price x rate is small that is the price. Else a failure may come in the commit too, and in
-    what is done again. An interval tau then costs (e^(rate (tau + price)) - 1) / rate, which is
-    least for each second of work where -ln(1 - u) - u = rate price, with u = rate tau (Daly's
-    interval to the third order, and the limit MTBF for commits that cost more than that). The risk
-    of such an interval is hazard tau^2 / 2.
+    While price x rate is small, that risk is the price. Otherwise a failure may come in the commit
+    too, and in what is done again. An interval tau then costs (e^(rate (tau + price)) - 1) / rate,
+    which is least for each second of work where -ln(1 - u) - u = rate price, with u = rate tau
+    (Daly's interval to the third order, and the limit MTBF for commits that cost more than that).
+    The risk of such an interval is hazard tau^2 / 2.
 
     >>> round(due(1.0, 1e-9, 1e-9), 4), round(due(60.0, 1 / 480, 1 / 480), 1)
     (1.0, 42.4)
@@ -161,7 +162,7 @@ def due(price: float, rate: float, hazard: float) -> float:
 def decided(
     target: Target, reason: str, targets: Sequence[Target], weight: float, step: int, seconds: float
 ) -> Decision:
-    """To commit to one of the targets now."""
+    """Makes the decision to commit to this target now."""
     priced = [one for one in targets if one.price == one.price]
     overhead = sum(
         math.sqrt(2.0 * one.hazard * one.price) + one.hazard * one.cost.background for one in priced
@@ -176,15 +177,16 @@ def cost_key(run: str, target: str) -> int:
 
 
 def is_done(handle: Any) -> bool:
-    """Of a handle with `done`, a method or a property; or `over`: while a flush deletes old epochs
-    the next one does not begin, and its snapshot would only be held meanwhile."""
+    """Returns whether a handle is done: by its `done`, a method or a property, or by its `over`.
+    While a flush deletes old epochs, the next one does not begin, and its snapshot would only be
+    held meanwhile: so `over` counts where a handle has it."""
     done = getattr(handle, "over", handle.done)
     return bool(done() if callable(done) else done)
 
 
 def error_of(handle: Any) -> BaseException | None:
-    """Of a handle that is done: a `pmstore.tiers.Flush`, or a Future. Who asks was told: the next
-    flush does not raise it."""
+    """Returns the error of a handle that is done, or None: of a `pmstore.tiers.Flush`, or a Future.
+    The caller counts as told: the next flush does not raise the error."""
     error = getattr(handle, "error", None)
     if isinstance(error, BaseException):
         if callable(wait := getattr(handle, "wait", None)):
@@ -196,7 +198,7 @@ def error_of(handle: Any) -> BaseException | None:
 
 
 def store_targets(store: Store, *tiers: str) -> dict[str, Callable[[], object]]:
-    """The store's own commit, as "store", and flushes to tiers of the store, nearest first.
+    """Returns the store's own commit, as "store", and flushes to tiers of the store, nearest first.
 
     A flush commits the store first, so that it takes what is there now.
 
@@ -220,7 +222,7 @@ def store_targets(store: Store, *tiers: str) -> dict[str, Callable[[], object]]:
 def commits_of(
     store: Store | None, tiers: Sequence[str], targets: Mapping[str, Callable[[], object]] | None
 ) -> Mapping[str, Callable[[], object]]:
-    """What a scheduler was told to commit to.
+    """Returns what a scheduler was told to commit to, by name.
 
     Raises: ValueError, TypeError.
     """

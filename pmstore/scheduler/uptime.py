@@ -1,4 +1,4 @@
-"""What is counted of one process: the time that it lived, and whether its end lost work."""
+"""Counts the time that one process lived, and whether its end lost work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DAY = 86400.0
 
 
 class Uptime(Watcher):
-    """Of the process that a scheduler is in. It tells the hazard model.
+    """Counts the time of the process that a scheduler is in, and tells the hazard model.
 
     With a store it is a guard of that (`pmstore.objects.guards.Guard`), so that it sees how the
     store is closed. What loses work is a failure, however the program ends: by an exception,
@@ -62,9 +62,10 @@ class Uptime(Watcher):
         return seconds
 
     def jumped(self, seconds: float) -> None:
-        """Between two steps the clock moved by more than an iteration takes. The process may well
-        have lived meanwhile (an evaluation), but not for more than a day: then the clock was
-        set. (`time.monotonic` stands still while the machine is suspended.)"""
+        """Leaves out a jump of the clock. Between two steps the clock moved by more than an
+        iteration takes. The process may well have lived meanwhile (an evaluation), but not for more
+        than a day: then the clock was set. (`time.monotonic` stands still while the machine is
+        suspended.)"""
         if math.isfinite(seconds) and not 0.0 <= seconds <= _DAY:
             self._counted_to += seconds
 

@@ -1,4 +1,4 @@
-"""Warnings that come once, or from a thread."""
+"""Gives warnings that come once, or from a thread."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class OnceWarner:
 
 
 def tell(message: str) -> None:
-    """Warns. A filter that makes errors of warnings ends no thread of pmstore's: there it is
-    written to stderr."""
+    """Gives a warning. A filter that makes errors of warnings ends no thread of pmstore's: there
+    the warning is written to stderr."""
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
     except RuntimeWarning:

@@ -1,1 +1,2 @@
-"""Arrays, for eyes: picture.py draws them in text."""
+"""Shows stores to people: pictures of arrays (picture.py), a live view of a training run (live.py),
+a report as one HTML file (report.py)."""

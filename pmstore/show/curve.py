@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Of a braille letter: rows of two."""
+"""The bits of a braille letter's dots: rows of two."""
 _BRAILLE = 0x2800
 
 
 def thinned(values: Any, most: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """At most so many: means of the neighbours that are finite; nan where none is."""
+    """Returns the values as at most `most` numbers, float64: each is the mean of its neighbours
+    that are finite, or nan where none is."""
     numbers = np.asarray(values, np.float64)
     finite = np.isfinite(numbers)
     if len(numbers) <= most:
@@ -28,9 +29,9 @@ def thinned(values: Any, most: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def curve(values: Sequence[float] | Any, width: int, height: int, blocks: bool = True) -> list[str]:
-    """Lines of a drawing of the values over their places, left to right, the greatest at the top,
-    with the scale at the left. Values beside each other are joined; none is drawn where no value is
-    finite.
+    """Returns the lines of a drawing of the values over their places, from left to right, the
+    greatest at the top, with the scale at the left. Values beside each other are joined; where no
+    value is finite, none is drawn.
 
     width: columns in all; fewer, where there are fewer values. blocks: False draws with ASCII.
 
@@ -63,7 +64,7 @@ def curve(values: Sequence[float] | Any, width: int, height: int, blocks: bool =
         if level is not None:
             put(x, level)
     for x, (a, b) in enumerate(pairwise(levels)):
-        if a is not None and b is not None and abs(a - b) > 1:  # the step between them
+        if a is not None and b is not None and abs(a - b) > 1:  # draws the step between the two
             middle = (a + b) // 2
             for y in range(min(a, b) + 1, max(a, b)):
                 put(x if (y <= middle) == (a <= b) else x + 1, y)

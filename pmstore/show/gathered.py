@@ -1,5 +1,5 @@
-"""What a store tells of its runs, gathered for people who watch: `pmstore top` and
-`pmstore report`."""
+"""Gathers what a store tells of its runs, for people who watch: `pmstore top` and `pmstore
+report`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunState:
-    """A training run, as of the store's last commit. course: None: its program was of a version
-    that kept none."""
+    """A training run, as of the store's last commit. course: None: the program's version of pmstore
+    kept none."""
 
     name: str
     step: int
@@ -30,8 +30,8 @@ class RunState:
 
 @dataclass(frozen=True)
 class TierContent:
-    """A tier that the store remembers, and its epochs, newest first, if they were listed; else
-    why not."""
+    """A tier that the store remembers, with its epochs, newest first, if they were listed;
+    otherwise with the reason why not."""
 
     name: str
     url: str
@@ -42,23 +42,24 @@ class TierContent:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Of one store."""
+    """What one store tells of itself and of its runs."""
 
     info: Info
     usage: tuple[SegmentUsage, ...]
     runs: tuple[RunState, ...]
     permissions: int
-    """Of the file: what is told of it is for nobody else."""
+    """The permissions of the file: what is told of it is for nobody else."""
 
 
 def gather(store: Store) -> Gathered:
-    """Raises: CorruptStoreError, SnapshotLostError."""
+    """Gathers what the store tells of itself and of its runs. Raises: CorruptStoreError,
+    SnapshotLostError."""
     found = tuple(_run(store, name) for name in runs(store))
     return Gathered(store.info(), store.usage(), found, store._core.pool.info.permissions)
 
 
 def runs(store: Store) -> list[str]:
-    """Names of its runs."""
+    """Returns the names of the store's training runs."""
     return stored_runs(store)
 
 
@@ -68,9 +69,9 @@ def _run(store: Store, name: str) -> RunState:
 
 
 def tier_contents(store: Store) -> list[TierContent]:
-    """The tiers that the store remembers. Only those in a local directory, that this file had added
-    here, are listed: a store that came from elsewhere names places, and nobody is to go there
-    because of that."""
+    """Returns the tiers that the store remembers. The epochs of a tier are listed only if it is in
+    a local directory and this file had it added here: a store that came from elsewhere names
+    places, and nobody is to go there because of that."""
     try:
         strange, tiers = store._open_tiers().strange, store.tiers
     except (PmstoreError, CorruptStoreError) as error:

@@ -1,4 +1,4 @@
-"""How `pmstore top` shows a store: a panel, drawn anew at each look."""
+"""Draws how `pmstore top` shows a store: a panel, drawn anew at each look."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TITLES = 8
 _BESIDE = 4 + _TITLES + 2
 """Columns that a panel takes beside a text: its frame, and the titles."""
 _CURVE = _BESIDE + 4
-"""And beside a curve."""
+"""Columns that a panel takes beside a curve."""
 
 
 def frame(stores: Sequence[Watched], width: int, height: int, blocks: bool) -> RenderableType:
-    """All of them, in so many columns and about so many lines. blocks: dots and shades can be
-    shown, or only ASCII."""
+    """Returns the panels of all stores, in `width` columns and about `height` lines. blocks: dots
+    and shades can be shown, or only ASCII."""
     lines = max(3, min(10, height // max(len(stores), 1) - 12))
     return Group(*(_panel(one, width, lines, blocks) for one in stores))
 
@@ -49,23 +49,25 @@ def _panel(of: Watched, width: int, lines: int, blocks: bool) -> RenderableType:
 
 
 class _Rows:
-    """Titles, and what is told beside them."""
+    """A table of titles, and of what is told beside them."""
 
     def __init__(self, columns: int) -> None:
-        """columns: of a text."""
+        """Makes an empty table. columns: the width of a text beside a title."""
         self.table = Table.grid(padding=(0, 2, 0, 0))
         self.table.add_column(style="cyan", no_wrap=True, min_width=_TITLES)
         self.table.add_column(ratio=1)
         self._columns = columns
 
     def add(self, title: str, text: str, style: str = "") -> None:
-        """As it is: what is in a store neither colours the terminal nor steers it."""
+        """Adds a row. The text is shown as it is: what is in a store neither colours the terminal
+        nor steers it."""
         lines = wrapped(printable(text), self._columns)
         self.table.add_row(title, Text("\n".join(lines), style))
 
 
 def state(of: Watched) -> tuple[str, str]:
-    """Whether a program trains in it, and how that ended; and the style to say it in."""
+    """Says whether a program trains in the store, and how that ended; and returns the style to say
+    it in."""
     if of.live:
         pids = [pid for pid in of.writers if pid]
         who = ", ".join(f"process {pid}" for pid in pids) or "a process elsewhere"
@@ -122,7 +124,7 @@ def _run(rows: _Rows, of: Watched, run: RunState, width: int, lines: int, blocks
 
 
 def commits(course: Told) -> str:
-    """What they cost."""
+    """Says in words how long the course's commits took, and how many bytes they wrote."""
     made = [one for one in course.whole() if one.commits]
     if not made:
         return "none yet"
@@ -136,7 +138,8 @@ def commits(course: Told) -> str:
 
 
 def at_risk(course: Told) -> str:
-    """What commits are for, and their share of the time."""
+    """Says in words how much work was at risk at most, and which share of the time the commits
+    took."""
     return (
         f"{seconds(course.stake_seconds)} of work at most, or "
         f"{counted(int(course.stake_steps), 'step')}; "

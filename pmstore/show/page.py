@@ -112,8 +112,8 @@ BEGIN = b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>pm
 
 
 def document(title: str, body: str, data: Mapping[str, Any], box: tuple[int, int, int]) -> str:
-    """The whole file. title: what is reported on. box: of charts: their width, and where their
-    axes begin and end."""
+    """Returns the whole HTML file. title: what is reported on. box: of charts: their width, and
+    where their axes begin and end."""
     wide, top, foot = map(str, box)
     script = SCRIPT.replace("WIDE", wide).replace("TOP", top).replace("FOOT", foot)
     # no name in a store may end the script
@@ -131,7 +131,8 @@ def document(title: str, body: str, data: Mapping[str, Any], box: tuple[int, int
 def table(
     caption: str, titles: Iterable[str], rows: Iterable[Iterable[object]], text: str = ""
 ) -> str:
-    """text: for each column "t" if it is text, "l" if it is long, else a number."""
+    """Returns the HTML of a table. text: for each column "t" if it is text, "l" if it is long, else
+    a number."""
     kinds = {"t": ' class="text"', "l": ' class="text long"'}
     head, body = list(titles), [list(map(str, row)) for row in rows]
     if not body:

@@ -24,8 +24,8 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass
 class Statistics:
-    """Of the elements that are finite; complex ones by magnitude. None where there is no such
-    element."""
+    """The statistics of an array's finite elements; complex ones count by magnitude. A number is
+    None where there is no such element."""
 
     elements: int = 0
     zeros: int = 0
@@ -40,7 +40,8 @@ class Statistics:
 
 
 def is_numeric(value: Any) -> bool:
-    """Whether there are statistics and pictures of it: numbers and truth values."""
+    """Returns whether there are statistics and pictures of it: its elements are numbers or truth
+    values."""
     return (
         dtypes.has_numbers(value.dtype)
         if hasattr(value, "data_ptr")
@@ -49,7 +50,7 @@ def is_numeric(value: Any) -> bool:
 
 
 def _pieces(value: Any) -> Iterator[Numbers]:
-    """The elements as float64 in pieces of bounded size, in any order that is the same each
+    """Yields the elements as float64 in pieces of bounded size, in any order that is the same each
     time."""
     if hasattr(value, "data_ptr"):
         import torch
@@ -70,8 +71,8 @@ def _pieces(value: Any) -> Iterator[Numbers]:
 
 
 def statistics(value: Any, progress: Callable[[int], None] = lambda done: None) -> Statistics:
-    """Of an array or tensor of numbers. progress: called with elements worked on since; all are,
-    twice.
+    """Returns the statistics of an array or tensor of numbers. progress: called with the number of
+    elements worked on since the last call; each element is worked on twice.
 
     >>> s = statistics(np.array([0.0, 1.0, 2.0, np.nan]))
     >>> s.elements, s.zeros, s.nan, s.minimum, s.maximum, s.mean
@@ -120,7 +121,8 @@ def statistics(value: Any, progress: Callable[[int], None] = lambda done: None) 
 
 
 def _levels(values: Numbers, steps: int) -> Numbers:
-    """From 0 to steps by size; -1 where not finite."""
+    """Returns a level for each value, from 0 for the least to `steps` for the greatest; -1 where it
+    is not finite."""
     finite = np.isfinite(values)
     if not finite.any():
         return np.full(values.shape, -1)
@@ -132,7 +134,7 @@ def _levels(values: Numbers, steps: int) -> Numbers:
 
 
 def sparkline(values: Any, blocks: bool = True) -> str:
-    """A row of bars. What is not finite is `?`.
+    """Draws the values as a row of bars. What is not finite is `?`.
 
     >>> sparkline([0, 1, 2, 3, float("nan")])
     '▁▃▆█?'
@@ -143,7 +145,7 @@ def sparkline(values: Any, blocks: bool = True) -> str:
 
 
 def histogram_line(counts: list[int], blocks: bool = True) -> str:
-    """A row of bars, in which only an empty part is empty."""
+    """Draws counts as a row of bars, in which only an empty part is empty."""
     most, bars = max(counts, default=0), BARS if blocks else BARS_ASCII
     return "".join(
         bars[0 if not count else max(1, round(count / most * (len(bars) - 1)))] for count in counts
@@ -151,14 +153,14 @@ def histogram_line(counts: list[int], blocks: bool = True) -> str:
 
 
 def heat(values: Any, blocks: bool = True) -> list[str]:
-    """Rows of shades, two characters an element."""
+    """Draws a matrix as rows of shades, two characters an element."""
     shades = SHADES if blocks else SHADES_ASCII
     levels = _levels(np.asarray(values, np.float64), len(shades) - 1)
     return ["".join("??" if level < 0 else shades[level] * 2 for level in row) for row in levels]
 
 
 def shrink(values: Numbers, most: int, axis: int) -> Numbers:
-    """At most so many along the axis: means of neighbours."""
+    """Returns the values with at most `most` along the axis: each is the mean of its neighbours."""
     length = values.shape[axis]
     if length <= most:
         return values
@@ -183,14 +185,15 @@ def as_numbers(value: Any) -> Numbers:
 
 
 PICTURED = 1 << 22
-"""Elements. A histogram tells more of a larger one."""
+"""How many elements a matrix that is pictured has at most. A histogram tells more of a larger
+one."""
 
 
 def picture(
     value: Any, found: Statistics, width: int = 64, height: int = 20, blocks: bool = True
 ) -> tuple[str, list[str]]:
-    """What is pictured ("rows and columns" or "histogram"), and the lines. Of one axis: `sparkline`
-    and `curve`."""
+    """Returns what is pictured ("rows and columns" or "histogram"), and the lines of the picture.
+    Arrays of one axis are drawn by `sparkline` and `curve`."""
     if (
         found.minimum is not None
         and value.ndim == 2

@@ -17,14 +17,15 @@ from pmstore.show.svg import Chart
 from pmstore.show.words import moment, number, seconds, size
 
 BYTES_MOST = 2_000_000
-"""Of the file."""
+"""The most bytes that the file has."""
 _POINTS = (600, 300, 150, 75, 40, 20)
-"""Of a chart, and half as many rows of a table: fewer where the file would be too large."""
+"""How many points a chart has. A table has half as many rows. There are fewer where the file would
+be too large."""
 
 
 @dataclass(frozen=True)
 class Reported:
-    """What a report tells of one store."""
+    """A store in a report: what it tells of itself, and its tiers."""
 
     store: Gathered
     tiers: Sequence[TierContent]
@@ -32,7 +33,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One run of one store."""
+    """A run of a store in a report, with its charts."""
 
     store: Reported
     run: RunState
@@ -41,7 +42,7 @@ class _Panel:
 
 
 def report(stores: Sequence[Reported], now: float | None = None) -> str:
-    """The HTML file, at most 2 MB. now: when it is made; default: now.
+    """Returns the HTML file, at most 2 MB, as text. now: when it is made; default: now.
 
     Raises: ValueError: too many stores for so much.
     """
@@ -100,8 +101,8 @@ def _panels(stores: Sequence[Reported], points: int) -> Iterable[_Panel]:
 
 
 def _called(stores: Sequence[Reported], one: Reported) -> str:
-    """A store: its rank, if it has one, and its file's name; or its path, where that is not
-    enough."""
+    """Returns what a store is called: its rank, if it has one, and its file's name. Where other
+    stores have the same file name, it is called by its path."""
     path = one.store.info.path
     short = path.rsplit("/", 1)[-1]
     if sum(other.store.info.path.rsplit("/", 1)[-1] == short for other in stores) > 1:
@@ -111,7 +112,7 @@ def _called(stores: Sequence[Reported], one: Reported) -> str:
 
 
 def _numbers(one: Reported) -> dict[str, Any]:
-    """What the overview shows, for programs."""
+    """Returns the numbers that the overview shows, for programs to read."""
     info = one.store.info
     return {
         "path": info.path,
@@ -177,7 +178,9 @@ def _overview(stores: Sequence[Reported]) -> str:
 
 
 def _lately(run: RunState | None) -> tuple[str, ...]:
-    """Loss, speed, cost of a commit, of all commits, and the most that was at risk."""
+    """Returns five cells about a run: its last loss, its steps a second, what its last commit took,
+    the share of the time that all commits took, and the most work that was at risk. "-" stands for
+    what is not known."""
     course = run.course if run else None
     if course is None:
         return ("-",) * 5
@@ -252,7 +255,7 @@ def _heaps(stores: Sequence[Reported]) -> str:
 
 
 def _segment(place: int, segment: SegmentUsage) -> str:
-    """A line of cells, darker the more of each is in use."""
+    """Draws a segment as a line of cells: the more of a cell is in use, the darker it is."""
     room = segment.data_bytes / max(len(segment.cells), 1)
     width = 640 / max(len(segment.cells), 1)
     cells = "".join(

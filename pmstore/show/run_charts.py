@@ -10,11 +10,12 @@ from pmstore.show.words import moment, number, seconds, size
 
 _NAN = float("nan")
 _TITLED = 64
-"""Marks that say what they are; more of them are lines alone."""
+"""How many marks of a kind say what they are. If there are more, they are lines alone."""
 
 
 def charts_of(course: Told, name: str, points: int) -> tuple[Chart, ...]:
-    """name: behind "loss-" and so on. points: of each, at most."""
+    """Returns the four charts of a run. name: what follows "loss-", "cost-" and so on in their
+    names. points: of each chart, at most."""
     whole = list(course.whole())
     told = thinned(whole, points)
     began = whole[0].time if whole else 0.0
@@ -131,7 +132,7 @@ def _bytes(told: list[Stretch], began: float, name: str) -> Chart:
 
 
 def _spans(told: list[Stretch]) -> list[float]:
-    """Steps a second up to each of them."""
+    """Returns the steps a second up to each stretch; nan for the first one."""
     rates = [
         (one.last - before.last) / (one.time - before.time) if one.time > before.time else _NAN
         for before, one in pairwise(told)

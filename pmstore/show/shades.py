@@ -1,4 +1,4 @@
-"""Shares as shades: of the bytes in use of a store's heap."""
+"""Draws shares as shades: which parts of a store's heap are in use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SHADES, SHADES_ASCII = " ░▒▓█", " .:+#"
 
 
 class Usage(Protocol):
-    """Of a segment, as `SegmentUsage` tells it."""
+    """What is in use of a segment, as `SegmentUsage` tells it."""
 
     @property
     def data_bytes(self) -> int: ...
@@ -17,8 +17,8 @@ class Usage(Protocol):
 
 
 def heap_line(segment: Usage, columns: int, blocks: bool = True) -> str:
-    """The segment from its first byte of data to its last, darker the more of it is in use; empty
-    only where nothing is.
+    """Draws a segment from its first byte of data to its last: darker where more of it is in use,
+    and empty only where nothing is.
 
     columns: of the line at most: the cells are put together until they fit.
     """

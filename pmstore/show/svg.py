@@ -14,7 +14,8 @@ MARKS_MOST = 400
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, with the band that it is the middle of. What is not finite is a gap."""
+    """A curve in a chart, with the band that it is the middle of. A value that is not finite is a
+    gap."""
 
     label: str
     x: Sequence[float]
@@ -28,7 +29,7 @@ class Line:
 @dataclass(frozen=True)
 class Marks:
     """Upright lines at places on the x axis: short ones at its foot, or of the whole height. label:
-    for the legend; "": of those that others have said."""
+    for the legend; "": other marks have said it."""
 
     label: str
     x: Sequence[float]
@@ -39,7 +40,8 @@ class Marks:
 
 @dataclass(frozen=True)
 class Chart:
-    """logarithmic: None: if the values are positive, and some are far apart."""
+    """A chart with its axes, lines and marks. logarithmic: None: it is so if the values are
+    positive, and some are far apart."""
 
     name: str
     title: str
@@ -64,7 +66,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places."""
+    """Maps the values of an axis to places in the drawing."""
 
     low: float
     high: float
@@ -99,7 +101,7 @@ class Scale:
 
 
 def _nice(step: float) -> float:
-    """1, 2 or 5 times a power of ten, not less than it."""
+    """Returns the least of 1, 2 or 5 times a power of ten that is not less than the step."""
     ten = 10.0 ** math.floor(math.log10(step))
     return next(ten * n for n in (1, 2, 5, 10) if ten * n >= step * (1 - 1e-9))
 
@@ -109,7 +111,7 @@ def _finite(*values: Sequence[float]) -> list[tuple[float, ...]]:
 
 
 def scales(chart: Chart) -> tuple[Scale, Scale]:
-    """Of a chart that is not empty."""
+    """Returns the scales of x and y. REQUIRES: the chart is not empty."""
     xs = [x for line in chart.lines for x, _ in _finite(line.x, line.y)]
     ys = [
         y
@@ -134,7 +136,7 @@ def scales(chart: Chart) -> tuple[Scale, Scale]:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    """Two that are the same get some room."""
+    """Returns the ends of an axis; two that are the same get some room between them."""
     if high - low > 1e-12 * max(abs(low), abs(high), 1e-300):
         return low, high
     room = abs(low) * 0.5 or 0.5
@@ -142,7 +144,7 @@ def _apart(low: float, high: float) -> tuple[float, float]:
 
 
 def draw(chart: Chart) -> str:
-    """The svg element."""
+    """Returns the svg element of the chart."""
     if chart.empty:
         return '<p class="none">Nothing was recorded.</p>'
     x, y = scales(chart)
@@ -170,7 +172,7 @@ def draw(chart: Chart) -> str:
 
 
 def points(chart: Chart) -> dict[str, list[object]]:
-    """Of its first line: where they are in the drawing, and what they say."""
+    """Returns where the points of the chart's first line are in the drawing, and what they say."""
     if chart.empty:
         return {"x": [], "y": [], "text": []}
     x, y = scales(chart)
@@ -234,7 +236,7 @@ def _at(place: float) -> str:
 
 
 def _summary(chart: Chart) -> str:
-    """For those who hear it."""
+    """Describes the chart in words, for people who hear it instead of seeing it."""
     told = []
     for line in chart.lines:
         points = _finite(line.x, line.y)

@@ -1,5 +1,5 @@
-"""What an output can show: how wide it is, whether in colour, and with which letters; lines and
-tables that fit into it.
+"""Says what an output can show: how wide it is, whether in colour, and with which letters. Makes
+lines and tables that fit into it.
 
 It imports nothing heavy: the commands that are asked for most begin with it.
 """
@@ -17,11 +17,11 @@ _CODES["blue"] = "1;34"
 _LEAST = 20
 """Columns. What is narrower is used as if it had so many."""
 _TOGETHER = re.compile(r"(?<=\d) (?=[^\W\d])")
-"""Between a number and its unit: no line ends there."""
+"""The blank between a number and its unit: no line ends there."""
 
 
 def cells(text: str) -> int:
-    """Columns that the text takes in a terminal."""
+    """Returns how many columns the text takes in a terminal."""
     if text.isascii():
         return len(text)
     import unicodedata
@@ -31,12 +31,13 @@ def cells(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """A name as it may go to a terminal: what is in a file that somebody made must not steer it."""
+    """Returns a text as it may go to a terminal: what is in a file that somebody else made must not
+    steer the terminal."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 class Column(NamedTuple):
-    """Of a table.
+    """A column of a table.
 
     Attributes:
         fold: it may take several lines where there is little room: at blanks.
@@ -50,7 +51,8 @@ class Column(NamedTuple):
 
 
 def wrapped(text: str, columns: int) -> list[str]:
-    """Lines of so many columns. No number leaves its unit, and no word is broken."""
+    """Returns the text in lines of at most so many columns. A number stays with its unit, and no
+    word is broken."""
     import textwrap
 
     kept = _TOGETHER.sub("\0", text)
@@ -61,7 +63,7 @@ def wrapped(text: str, columns: int) -> list[str]:
 
 
 class Terminal:
-    """An output as it is now.
+    """What an output can show at present.
 
     Attributes:
         width: columns; None: lines may be as long as they are, for what reads them is no person.
@@ -77,22 +79,23 @@ class Terminal:
         self.blocks: bool = _encodes(stream, "█░")
 
     def room(self, least: int, most: int, taken: int = 0) -> int:
-        """Columns for a picture beside what is taken; most, where lines may have any length."""
+        """Returns how many columns a picture may have beside those that are taken. It is `most`
+        where lines may have any length."""
         return most if self.width is None else max(least, min(most, self.width - taken))
 
     def paint(self, text: str, style: str) -> str:
-        """The text in one of the styles: bold, dim, red, green, yellow, blue, cyan; "": as it
-        is."""
+        """Returns the text in one of the styles: bold, dim, red, green, yellow, blue, cyan; "": as
+        it is."""
         if not self.colour or not style or not text:
             return text
         return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
 
     def wrap(self, text: str, indent: int) -> list[str]:
-        """Lines of the text beside a column of titles: see `wrapped`."""
+        """Returns the lines of a text that stands beside a column of titles: see `wrapped`."""
         return [text] if self.width is None else wrapped(text, self.width - indent)
 
     def titled(self, title: str, text: str, indent: int) -> list[str]:
-        """A title, and the text beside it."""
+        """Returns the lines of a title with a text beside it."""
         first, *rest = self.wrap(text, indent)
         return [
             self.paint(title, "cyan") + " " * (indent - len(title)) + first,
@@ -105,7 +108,8 @@ class Terminal:
         rows: Sequence[Sequence[str]],
         styles: Sequence[Sequence[str]] = (),
     ) -> list[str]:
-        """Lines of a table without rules. styles: of each cell, as `paint` takes them."""
+        """Returns the lines of a table without rules. styles: of each cell, as `paint` takes
+        them."""
         lines = [[column.title for column in columns], *rows]
         widths = [max(cells(row[i]) for row in lines) for i in range(len(columns))]
         if self.width is not None:
@@ -189,7 +193,8 @@ def _narrow(
 
 
 def _fold(text: str, width: int) -> list[str]:
-    """Pieces of at most that width: at a blank or behind a slash where there is one."""
+    """Cuts a text into pieces of at most that width: at a blank or behind a slash where there is
+    one."""
     pieces = []
     while len(text) > width:
         at = max(text.rfind(" ", 0, width + 1), text.rfind("/", 0, width) + 1)

@@ -18,7 +18,7 @@ _TRIES = 3
 
 
 class Watched:
-    """One store.
+    """One store that is looked at again and again.
 
     Attributes:
         told: what it said when it could last be read; None: it could not yet.
@@ -38,7 +38,8 @@ class Watched:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
     def look(self) -> None:
-        """Reads it. Raises nothing that a later look may not raise: that is its problem."""
+        """Reads the store. Errors of the store and of the system are not raised but kept as
+        `problem`: a later look may not meet them."""
         self.writers = lock_holders(str(self.path), writing=True)
         self.lived |= bool(self.writers)
         try:
@@ -64,12 +65,13 @@ class Watched:
 
     @property
     def bad_news(self) -> bool:
-        """It cannot be read at all, or a process that wrote to it died."""
+        """Whether the store cannot be read at all, or a process that wrote to it died."""
         unreadable = bool(self.problem) and self.told is None
         return unreadable or (self.lived and not self.live and not self.clean)
 
     def rate(self, run: RunState) -> float:
-        """Steps a second: of the looks, or of the course before there are enough."""
+        """Returns the run's steps a second: as the looks saw them, or as the course has them before
+        there were enough looks."""
         seen = self._seen[run.name]
         while len(seen) > 2 and seen[-1][0] - seen[0][0] > _RATE_SECONDS:
             seen.popleft()
@@ -80,7 +82,7 @@ class Watched:
 
 
 def _gathered(store: Store) -> Gathered:
-    """Of the newest commit that could be read whole."""
+    """Gathers what the store tells of the newest commit that can be read whole."""
     for _ in range(_TRIES):
         with suppress(SnapshotLostError):
             return gather(store)
@@ -89,7 +91,7 @@ def _gathered(store: Store) -> Gathered:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Memory of a process; None: that is not to be had."""
+    """Returns the memory of a process in bytes; None if the system does not tell it."""
     try:
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split(":", 1) for line in file if ":" in line)

@@ -9,7 +9,7 @@ from pmstore.base.words import counted
 
 
 def number(value: float) -> str:
-    """Four digits.
+    """Writes a number with four digits.
 
     >>> number(0.000123456), number(1234567), number(3.0), number(float("nan"))
     ('0.0001235', '1,234,567', '3', '-')
@@ -22,7 +22,7 @@ def number(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A span of time.
+    """Writes a span of time with its unit.
 
     >>> seconds(0.0000123), seconds(0.25), seconds(90.0), seconds(7260.0), seconds(2e5)
     ('12.3 us', '250 ms', '1 min 30 s', '2 h 1 min', '2 d 7 h')
@@ -47,7 +47,7 @@ def seconds(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes.
+    """Writes a number of bytes with its unit.
 
     >>> size(100), size(123456), size(5 << 30), size((1 << 20) - 1)
     ('100 bytes', '120.6 KiB', '5.0 GiB', '1.0 MiB')
@@ -60,7 +60,7 @@ def size(count: float) -> str:
 
 
 def moment(unix: float) -> str:
-    """A point in time, in this machine's time zone."""
+    """Writes a point in time, in this machine's time zone."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
     except (ValueError, OverflowError, OSError):

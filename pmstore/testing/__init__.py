@@ -1,4 +1,4 @@
-"""For crash tests: dying at a chosen instruction, and killing workloads by the hundred.
+"""Crash-tests programs: kills them at a chosen instruction, and workloads by the hundred.
 
 A `ForkServer` is one process that has imported what the workload needs. For each run it forks a
 child, which does the work until SIGKILL; so a run costs milliseconds, and the children share

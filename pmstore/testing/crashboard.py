@@ -27,12 +27,14 @@ _PATH = _HEAD.size + _COUNTS.size
 
 
 class Seen(NamedTuple):
-    """primitives: that the program has carried out. acknowledged: commits of its first store that
-    had returned. domain: of that store, as a number. power: 1 if it died by a simulated power
-    failure. path: of the store, as the program named it.
+    """What a program noted on its page of the board.
 
-    Of a page of a job's board: owner: process id. killed: whether it died at a persistence point.
-    agreed: as acknowledged, when all ranks were last known to have what this one has."""
+    primitives: that the program has carried out. acknowledged: commits of its first store that had
+    returned. domain: of that store, as a number. power: 1 if it died by a simulated power failure.
+    path: of the store, as the program named it.
+
+    A page of a job's board has more. owner: process id. killed: whether it died at a persistence
+    point. agreed: as acknowledged, when all ranks were last known to have what this one has."""
 
     primitives: int
     acknowledged: int
@@ -74,20 +76,21 @@ def environment(
 
 
 def read(board: Path) -> Seen:
-    """What the program has noted there."""
+    """Returns what the program has noted on its board."""
     return _seen(board.read_bytes())
 
 
 def read_job(board: Path) -> list[Seen]:
-    """What the processes of a job have noted, of those that opened a store, in that order."""
+    """Returns what the processes of a job have noted, in the order in which they opened a store.
+    Processes that opened none are left out."""
     raw = board.read_bytes()
     pages = (_seen(raw[at : at + BOARD_BYTES]) for at in range(BOARD_BYTES, len(raw), BOARD_BYTES))
     return [page for page in pages if page.primitives]  # from its path on
 
 
 def order_kill(board: Path, path: str, at: int) -> None:
-    """The process of a job that next opens the store of that path, as it names it, dies at that
-    persistence point. 0: nobody does."""
+    """Orders the death of the process of a job that next opens the store of that path, as it names
+    it: it dies at that persistence point. 0: nobody dies."""
     with board.open("r+b", buffering=0) as file:
         os.pwrite(file.fileno(), bytes(8), _KILL_AT)
         os.pwrite(file.fileno(), os.fsencode(path)[: BOARD_BYTES - _PATH - 1] + b"\0", _PATH)

@@ -14,8 +14,8 @@ from pmstore.testing.trials import crash_test
 
 @pytest.fixture
 def crashtest(request: pytest.FixtureRequest) -> Callable[..., CrashTestResult]:
-    """A function of the arguments of `crash_test` that fails the test unless every trial was a
-    clean resume.
+    """Returns a function that takes the arguments of `crash_test`. It fails the test unless every
+    trial was a clean resume.
 
     folder: by default that of the test's file. Returns the result.
     """

@@ -1,4 +1,4 @@
-"""Dying at a chosen instruction, and killing workloads by the hundred: see `pmstore.testing`."""
+"""Kills workloads by the hundred, each at a chosen instruction: see `pmstore.testing`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pmstore.engine.crash_points import kill_at_primitive
 
 
 def shared_words(count: int) -> memoryview:
-    """`count` signed integers of 64 bits, zero, that forked children share with their parent.
+    """Returns `count` signed integers of 64 bits, zero, that forked children share with their
+    parent.
 
     Each is written by one store, so a kill leaves the old value or the new one. (`struct.pack_into`
     would not do: it clears the place first, and a child killed just then has acknowledged step 0.)
@@ -30,7 +31,7 @@ def shared_words(count: int) -> memoryview:
 
 @dataclass(frozen=True)
 class KilledRun:
-    """What became of one child.
+    """Says what became of one child.
 
     Attributes:
         acknowledged: the last step that the workload acknowledged; -1: none.
@@ -44,8 +45,8 @@ class KilledRun:
 
 
 class ForkServer:
-    """Runs workloads in forked children and kills them. Also a context manager, which ends the
-    server.
+    """Runs workloads in forked children and kills them. It is also a context manager, which ends
+    the server.
 
     search_path: folders for the server's `sys.path`, where the workloads' modules are.
     """
@@ -106,7 +107,7 @@ class ForkServer:
 
 
 def _serve() -> None:
-    """The server's loop: one request a line, one answer a line."""
+    """Runs the server's loop: it reads one request a line, and writes one answer a line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a workload prints is no answer
     board = shared_words(1)

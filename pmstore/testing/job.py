@@ -13,7 +13,7 @@ from pmstore.testing.outcomes import Finding, Kill, Outcome
 from pmstore.testing.runner import Runner, board_of, said
 
 _PROCESSES = 255
-"""That open a store in one run, those that a launcher starts again counted too."""
+"""How many processes may open a store in one run, those that a launcher starts again included."""
 _LOOK_SECONDS = 0.01
 _EXCEPTION = re.compile(
     r"^(?:\[?rank ?\d+\]?: ?)?([\w.]*(?:Error|Exception): .{1,300})", re.MULTILINE
@@ -67,7 +67,7 @@ def run_job(
                 continue  # it has ended; perhaps it is started again
             orders.next(seen)
         kill = orders.due(crashboard.read_job(board))
-        if kill is not None and kill.primitive:  # and the command has ended by that
+        if kill is not None and kill.primitive:  # the command has ended by that kill
             orders.next([])
     ended = time.monotonic()
     return JobRun(
@@ -80,13 +80,13 @@ def run_job(
 
 
 def _complaints(text: str) -> str:
-    """The exceptions of ranks, which launchers bury under their own."""
+    """Returns the exceptions of ranks, which launchers bury under their own."""
     found = (each[1] for each in _EXCEPTION.finditer(text) if "ChildFailed" not in each[1])
     return "; ".join(list(dict.fromkeys(found))[:3])
 
 
 class _Orders:
-    """The kills of one run, in turn. carried_out: how many."""
+    """Gives the kills of one run, in turn. carried_out: how many were carried out."""
 
     def __init__(self, board: Path, kills: Sequence[Kill], names: Mapping[str, str]) -> None:
         self.carried_out = 0
@@ -106,16 +106,17 @@ class _Orders:
         return self._names.get(kill.victim, kill.victim)
 
     def _ranks(self, seen: Sequence[crashboard.Seen]) -> list[crashboard.Seen]:
-        """Of the victim: one, and those that took its place."""
+        """Returns the pages of the victim: of one process, and of those that took its place."""
         name = self._name(self._kills[self.carried_out])
         return [page for page in seen[self._before :] if page.path == name]
 
     def owner(self, seen: Sequence[crashboard.Seen]) -> int:
-        """Process id of the victim."""
+        """Returns the process id of the victim."""
         return self._ranks(seen)[-1].owner
 
     def due(self, seen: Sequence[crashboard.Seen]) -> Kill | None:
-        """The kill whose moment has come; at a persistence point the rank is dead already."""
+        """Returns the kill whose moment has come. At a persistence point the rank is dead
+        already."""
         if self.carried_out == len(self._kills) or len(seen) <= self._before:
             return None
         kill, ranks = self._kills[self.carried_out], self._ranks(seen)
@@ -126,7 +127,7 @@ class _Orders:
         return kill if late and (ranks or kill.whole) else None
 
     def next(self, seen: Sequence[crashboard.Seen]) -> None:
-        """The kill was carried out."""
+        """Notes that the kill was carried out."""
         self.carried_out += 1
         self._before, self._since = len(seen), None
         self._give()

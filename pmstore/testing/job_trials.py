@@ -1,4 +1,4 @@
-"""Crash-testing a job: ranks that train together, each with a store of its own.
+"""Crash-tests a job: ranks that train together, each with a store of its own.
 
     result = job_test(["torchrun", "--standalone", "--nproc-per-node=2", "train.py"], trials=10)
     assert result.ok, result
@@ -31,7 +31,7 @@ from pmstore.testing.state import Examined, Verify, differing, digest_files, exa
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a job that nobody kills does.
+    """The course of a job that nobody kills.
 
     Attributes:
         names: stores, by rank where the job's records tell ranks: paths in the folder, to what the
@@ -94,7 +94,7 @@ def _reference(runner: Runner, cwd: Path, verify: Verify | None) -> _Reference:
 
 @dataclass(frozen=True)
 class _Left:
-    """The stores as they are now, by their names; those that are not there yet are left out."""
+    """The stores as a run left them, by their names. Stores that are not there yet are left out."""
 
     stores: dict[str, Examined]
     names: Sequence[str]
@@ -122,7 +122,7 @@ class _Left:
         return sorted({run for examined in self.stores.values() for run in examined.members})
 
     def members(self, run: str) -> list[Member]:
-        """Of that run, one for each rank."""
+        """Returns what each rank's store would bring to a joining of that run."""
         found = []
         for name in self.names:
             if name in self.stores:
@@ -139,14 +139,16 @@ class _Left:
         return [one.keys[0] for run in self.runs() for one in self.members(run)]
 
     def newest(self) -> int:
-        """The newest generation that a rank had committed; of runs without a job, the step."""
+        """Returns the newest generation that a rank had committed; of runs without a job, the
+        step."""
         return max(map(_count, self._last()), default=0)
 
     def step(self) -> int:
         return max((key.step for key in self._last()), default=0)
 
     def common(self) -> dict[str, Key]:
-        """The newest generation that all ranks can produce, of each run that a job has made.
+        """Returns the newest generation that all ranks can produce, of each run that a job has
+        made.
 
         Raises: Finding: there is none.
         """
@@ -154,7 +156,7 @@ class _Left:
         for run in self.runs():
             members = self.members(run)
             if not any(one.record is not None for one in members):
-                continue  # such ranks know nothing of each other
+                continue  # ranks without a record know nothing of each other
             key = newest_common(members)
             if key is None:
                 raise Finding(Outcome.MANUAL, f"{run}: {'; '.join(explain(members))}")
@@ -162,7 +164,7 @@ class _Left:
         return found
 
     def require_equal(self) -> None:
-        """All ranks are at the same generation and step. Raises: Finding."""
+        """Checks that all ranks are at the same generation and step. Raises: Finding."""
         self.common()
         for run in self.runs():
             members = self.members(run)
@@ -173,7 +175,7 @@ class _Left:
 
 @dataclass
 class _Found:
-    """What has been seen of a trial so far: it must not be less the next time."""
+    """Remembers what has been seen of a trial so far: it must not be less the next time."""
 
     commits: dict[str, int]
     common: dict[str, Key]
@@ -182,7 +184,8 @@ class _Found:
     def look(
         self, cwd: Path, names: Mapping[str, str], run: JobRun, verify: Verify | None
     ) -> _Left:
-        """Raises: Finding: a store is damaged or has lost commits, or no generation is common."""
+        """Looks at the stores that the run has left, and returns them. Raises: Finding: a store is
+        damaged or has lost commits, or no generation is common."""
         for seen in run.seen:
             name = next((name for name, called in names.items() if called == seen.path), None)
             if name is not None:
@@ -210,7 +213,8 @@ class _Found:
         return left
 
     def _agreed(self, left: _Left, run: str, common: Key) -> None:
-        """A rank that knew that all had its last commit, has told its program so."""
+        """Checks a rank that knew that all ranks had its last commit, and has told its program so:
+        they must not go on from another state. Raises: Finding."""
         for one in left.members(run):
             key = one.keys[0]
             told = one.name in left.stores and self.agreed.get(one.name) == (
@@ -241,9 +245,9 @@ class _Plan:
 
 
 def _plan(trials: int, reference: _Reference, seed: int) -> list[_Plan]:
-    """The first kill lies in the part of the run that is the trial's, at a persistence point of one
-    rank or at a time, and takes that rank or all. Half of the second ones come while the job is
-    joined again."""
+    """Draws the kills of each trial. The first kill lies in the part of the run that is the
+    trial's, at a persistence point of one rank or at a time, and takes that rank or all ranks. Half
+    of the second kills come early, while the job is joined again."""
     chance = random.Random(seed)
     names = list(reference.names)
     plans = []

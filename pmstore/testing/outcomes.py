@@ -1,4 +1,4 @@
-"""What a crash test finds."""
+"""Names the findings of a crash test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """What became of a program that was killed, from best to worst."""
+    """Says what became of a program that was killed. The members go from best to worst."""
 
     CLEAN = "clean resume"
     MANUAL = "needs manual work"
@@ -21,7 +21,7 @@ class Kill:
     commits that had returned; found: commits that the store held afterwards, None if there was no
     store yet.
 
-    Of a job: victim is the store of the rank that dies, and acknowledged and found are generations
+    In a job, victim is the store of the rank that dies, and acknowledged and found are generations
     (without a job's records, steps): the newest that a rank had committed, and the newest that all
     can produce. whole: all processes die, at a point when that rank gets there."""
 
@@ -41,8 +41,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Trial:
-    """One program killed and resumed. commits: what the store held at the end (of a job: the last
-    step), None if it did not get there."""
+    """One program that was killed and resumed. commits: what the store held at the end (of a job:
+    the last step), None if it did not get there."""
 
     number: int
     kills: tuple[Kill, ...]
@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class CrashTestResult:
-    """What `crash_test` found. `ok`: every trial was a clean resume.
+    """The findings of `crash_test`. `ok`: every trial was a clean resume.
 
     primitives, commits: of the run that nobody killed. deterministic: a second such run ended in
         the same state; if not, `not_compared` has the names that two such runs leave with different

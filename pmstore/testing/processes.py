@@ -15,13 +15,14 @@ _PATIENCE = 20.0
 
 
 def of_token(token: str) -> list[int]:
-    """Process ids of those alive, children before and after an exec too."""
+    """Returns the ids of the token's processes that are alive. Children are found before and after
+    an exec."""
     pids = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal())
     return [pid for pid in pids if _has(pid, token)]
 
 
 def kill(pid: int, token: str) -> bool:
-    """False: there is no such process of the token's any more."""
+    """Kills a process of the token. Returns False if there is no such process any more."""
     if not _has(pid, token):
         return False
     with contextlib.suppress(ProcessLookupError):

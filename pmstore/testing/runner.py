@@ -22,14 +22,14 @@ _NOT_COPIED = shutil.ignore_patterns(
     "node_modules",
     ".mypy_cache",
     ".pytest_cache",
-    "pmstore-crashtest-*",  # this one's, if temporary files go there
+    "pmstore-crashtest-*",  # the folder of a crash test, if temporary files go there
 )
 DOMAINS = {1: "dax", 2: "file", 3: "process", 4: "emulated"}
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program that is crash-tested, where there is more to say of it than its command.
+    """Describes a program that is crash-tested, where there is more to say of it than its command.
 
     Attributes:
         resume: the command that goes on after a kill; empty: the same.
@@ -68,7 +68,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: how it ended, the end of what it said, and what it noted on the board."""
+    """The outcome of one run: how it ended, the end of what it said, and what it noted on the
+    board."""
 
     status: int
     said: str
@@ -91,7 +92,7 @@ class Runner:
         self._ended = False
 
     def end(self) -> None:
-        """Kills what runs, in other threads, and lets nothing more begin."""
+        """Kills what other threads run, and lets nothing more begin."""
         with self._lock:
             self._ended = True
             for child, token in self._running.items():
@@ -102,7 +103,7 @@ class Runner:
         return into
 
     def check(self, cwd: Path) -> None:
-        """The user's own check. Raises: Finding."""
+        """Runs the user's own check. Raises: Finding."""
         if not self.program.check:
             return
         try:
@@ -124,7 +125,8 @@ class Runner:
     def started(
         self, cwd: Path, environment: dict[str, str], *, resumed: bool
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """The program, which has ended, with all that it has started, when the block is left."""
+        """Starts the program. When the block is left, the program has ended, with all that it has
+        started."""
         token = environment["PMSTORE_CRASH_TOKEN"]
         with _output(cwd).open("wb") as file, self._lock:
             if self._ended:
@@ -181,7 +183,7 @@ def _output(cwd: Path) -> Path:
 
 
 def said(cwd: Path, characters: int = 400) -> str:
-    """The end of what the program said in its last run there."""
+    """Returns the end of what the program said in its last run there."""
     return _output(cwd).read_bytes()[-characters:].decode(errors="replace").strip()
 
 
@@ -191,7 +193,7 @@ def in_turn(
     jobs: int,
     on_trial: Callable[[Trial], None],
 ) -> tuple[Trial, ...]:
-    """The trials, so many at a time, by number."""
+    """Runs the trials, so many at a time, and returns them by number."""
     found = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(one) for one in todo]

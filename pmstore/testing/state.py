@@ -49,7 +49,8 @@ def _content(value: Any) -> bytes:
 
 
 def _digest(store: Store) -> dict[str, str]:
-    """Names to hashes of what they hold, but for what was measured of its runs."""
+    """Returns hashes of what the store holds, by name. What was measured of its runs is left
+    out."""
     return {
         name: hashlib.sha256(_content(value)).hexdigest()
         for name, value in _leaves(store)
@@ -58,7 +59,7 @@ def _digest(store: Store) -> dict[str, str]:
 
 
 def digest_files(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Of the files that are there, the same."""
+    """Returns hashes of the files that are there, by name, as `_digest` does for a store."""
     found = {name: folder / name for name in names}
     return {
         f"file {name}": hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Crash-testing a training program: kill it again and again, resume it, and say what became of its
+"""Crash-tests a training program: kills it again and again, resumes it, and says what became of its
 state.
 
     result = crash_test(["python", "train.py"], trials=20, verify=check)
@@ -41,7 +41,7 @@ Model = Literal["kill", "power", "term"]
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a run that nobody kills does."""
+    """The course of a run that nobody kills."""
 
     store: str
     primitives: int
@@ -98,8 +98,9 @@ class _Plan:
 
 
 def _plan(trials: int, reference: _Reference, model: str, seed: int) -> list[_Plan]:
-    """The first kill of trial i lies in the ith part of all points, so that all of the run is
-    covered; every third is at a random time. SIGTERM always is."""
+    """Draws the kills of each trial. The first kill of trial i lies in the ith part of all points,
+    so that all of the run is covered; with model "kill", every third is at a random time. SIGTERM
+    always comes at a random time."""
     chance = random.Random(seed)
     plans = []
     for i in range(trials):
@@ -126,7 +127,7 @@ def _die(
     had: int,
     resumed: bool,
 ) -> Kill:
-    """Runs until the kill, and looks at what it left. had: commits before."""
+    """Runs the program until the kill, and looks at what it left. had: commits before."""
     run = runner.run(cwd, kill, power_seed, resumed=resumed)
     asked_to_end = runner.terminates  # how it says that it did so is its own affair
     if run.status not in (0, -signal.SIGKILL) and not asked_to_end:

@@ -130,6 +130,8 @@ def policies(store: Store, model: torch.nn.Module) -> None:
     guard = pmstore.scheduler.PreemptionGuard()
     policy: pmstore.scheduler.CommitPolicy = pmstore.scheduler.Auto(max_loss=5)
     print(pmstore.scheduler.EverySeconds(1.0), pmstore.scheduler.policy_words(policy))
+    outlook: pmstore.scheduler.Outlook = pmstore.scheduler.CommitScheduler(targets={})
+    print(policy.decide(outlook))
     run = pmstore.torch.attach(store, model=model, optimizer=optimizer, policy=policy, guard=guard)
     for n in run.steps(100):
         run.log(loss=0.5 / n)

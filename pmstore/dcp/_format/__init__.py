@@ -1,1 +1,1 @@
-"""What lies where in a checkpoint, and its bytes."""
+"""Says what lies where in a checkpoint, and reads and writes its bytes."""

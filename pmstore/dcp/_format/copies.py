@@ -1,4 +1,4 @@
-"""Bytes of tensors, copied by all cores."""
+"""Copies bytes of tensors by all cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _R = TypeVar("_R")
 
 
 def by_all_cores(work: Callable[[_T], _R], items: list[_T]) -> list[_R]:
-    """Calls `work` with each. The first exception is raised when all calls are over."""
+    """Calls `work` with each item, by all cores. Raises the first exception when all calls are
+    over."""
     cores = min(len(os.sched_getaffinity(0)), len(items))
     if cores < 2:
         return [work(item) for item in items]
@@ -31,7 +32,8 @@ def by_all_cores(work: Callable[[_T], _R], items: list[_T]) -> list[_R]:
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a contiguous tensor on the CPU, of whatever dtype; not copied."""
+    """Returns the bytes of a contiguous tensor on the CPU, of whatever dtype, as uint8 over its
+    memory."""
     made: np.ndarray[Any, np.dtype[np.uint8]] = (
         tensor.detach().reshape(-1).view(torch.uint8).numpy()
     )
@@ -39,17 +41,17 @@ def as_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
-    """A tensor over bytes, which are uint8."""
+    """Returns a tensor over bytes, which are uint8."""
     return data.view(dtype).view(torch.Size(shape))
 
 
 def size_of(tensor: torch.Tensor) -> int:
-    """Bytes of its elements."""
+    """Returns the bytes of the tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is its bytes, in order, and nothing more."""
+    """Returns whether the tensor is its bytes, in order, and nothing more."""
     return (
         tensor.device.type == "cpu"
         and tensor.is_contiguous()
@@ -60,7 +62,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def slices(
     source: torch.Tensor, target: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of about `SLICE_BYTES`, along the first dimension that has any."""
+    """Yields pairs of about `SLICE_BYTES`, cut along the first dimension that is longer than 1."""
     size = source.numel() * source.element_size()
     if not size:
         return
@@ -77,8 +79,8 @@ def slices(
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies, with casts, in this thread alone where that can be chosen: torch would start threads
-    of its own beside ours."""
+    """Copies, with casts. It works in this thread alone where that can be chosen: torch would start
+    threads of its own beside ours."""
     with torch.no_grad():
         if source.dtype == target.dtype and is_plain(source) and is_plain(target):
             np.copyto(as_bytes(target), as_bytes(source))

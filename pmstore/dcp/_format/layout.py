@@ -1,4 +1,5 @@
-"""What lies where in a writer's folder, and the bytes of it that are not tensors.
+"""Says what lies where in a writer's folder, and reads and writes the bytes of it that are not
+tensors.
 
     index.pm           a store; each name in it is a published checkpoint: which parts, and metadata
     index-00001.pm     the same, of rank 1 alone, where ranks saved without collectives
@@ -27,19 +28,20 @@ from pmstore.opening import open as open_store
 from pmstore.store import Store
 
 FORMAT = 1
-"""Raised whenever an older version would misread what is new."""
+"""The version of the format. It is raised whenever an older pmstore would misread what is new."""
 MARK = "pmstore.dcp"
-"""In each of our stores: {"format": FORMAT, "kind": "rank" or "index"}."""
+"""The name that marks each of our stores: {"format": FORMAT, "kind": "rank" or "index"}."""
 PIECE_BYTES = 1 << 20
 """Each piece of a chunk has a CRC of its own."""
 LOCK_SECONDS = 20.0
-"""That a writer waits for readers of other processes, which keep it out while they read."""
+"""How long a writer waits for readers of other processes, which keep it out while they read."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def path_of(place: str | os.PathLike[str], instead: str) -> str:
-    """A path of a file system that the machine has mounted. instead: what to give otherwise.
+    """Returns the path of a file system that the machine has mounted. instead: what to give
+    otherwise, for the message.
 
     Raises: TypeError; ValueError: an address, which would become a folder with a strange name.
     """
@@ -52,7 +54,7 @@ def path_of(place: str | os.PathLike[str], instead: str) -> str:
 
 
 def index_path(folder: str, rank: int | None = None) -> str:
-    """rank: of its own index."""
+    """Returns the path of the index of all ranks. rank: the path of that rank's own index."""
     return os.path.join(folder, "index.pm" if rank is None else f"index-{rank:05}.pm")
 
 
@@ -61,13 +63,13 @@ def rank_path(folder: str, rank: int) -> str:
 
 
 def rank_paths(folder: str) -> dict[int, str]:
-    """Of all ranks' stores that are there."""
+    """Returns the paths of the ranks' stores that are there, by rank."""
     found = {str(path): path.stem.removeprefix("rank-") for path in Path(folder).glob("rank-*.pm")}
     return {int(number): path for path, number in found.items() if number.isdecimal()}
 
 
 def index_paths(folder: str) -> list[str]:
-    """Of all indices that are there."""
+    """Returns the paths of all indices that are there, sorted."""
     return sorted(str(path) for path in Path(folder).glob("index*.pm"))
 
 
@@ -82,7 +84,8 @@ class PartName:
 
 
 def _part_name(rank: Any, uuid: Any, name: Any, crc: Any) -> PartName:
-    """Of an index that anybody may have made: it names no store outside of its folder.
+    """Checks the name of a part in an index, and returns it. Anybody may have made the index: the
+    name must not name a store outside of its folder.
 
     Raises: CorruptStoreError.
     """
@@ -95,7 +98,7 @@ def _part_name(rank: Any, uuid: Any, name: Any, crc: Any) -> PartName:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where in a part a chunk of a tensor, or an object, lies.
+    """Says where in a part a chunk of a tensor, or an object, lies.
 
     Attributes:
         offset: of the chunk in its tensor; None: an object, of uint8.
@@ -129,7 +132,7 @@ class Entry:
 
 
 def crcs_of(data: Bytes) -> tuple[int, ...]:
-    """Of each piece."""
+    """Returns the CRC-32C of each piece of the data."""
     return tuple(checksum(data[at : at + PIECE_BYTES]) for at in range(0, data.size, PIECE_BYTES))
 
 
@@ -139,7 +142,8 @@ def _sealed(value: Any) -> Bytes:
 
 
 def _unsealed(array: Any, place: str) -> tuple[int, Any]:
-    """The CRC and the value. Raises: CorruptStoreError, FormatVersionError."""
+    """Returns the CRC and the value of a sealed array. Raises: CorruptStoreError,
+    FormatVersionError."""
     with sound(place):
         if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
             raise CorruptStoreError("this is not what pmstore.dcp writes")
@@ -157,13 +161,13 @@ def _unsealed(array: Any, place: str) -> tuple[int, Any]:
 
 
 def sealed_table(chunks: list[Chunk]) -> tuple[int, Bytes]:
-    """The table of a part, and its CRC."""
+    """Returns the CRC of a part's table, and the table."""
     made = _sealed({"format": FORMAT, "chunks": [list(astuple(chunk)) for chunk in chunks]})
     return int.from_bytes(made[:4].tobytes(), "little"), made
 
 
 def table_of(group: Group, part: PartName, place: str) -> list[Chunk]:
-    """Raises: CorruptStoreError; FormatVersionError."""
+    """Returns the chunks in the part's table. Raises: CorruptStoreError; FormatVersionError."""
     crc, value = _unsealed(group["table"], f"{place}: the table of {part.name}")
     if crc != part.crc:
         raise CorruptStoreError(
@@ -190,12 +194,13 @@ def entry_name(number: int) -> str:
 
 
 def numbers_in(index: Group) -> list[int]:
-    """Of the checkpoints, the newest last."""
+    """Returns the numbers of the checkpoints in the index, the newest last."""
     return sorted(int(name.rpartition("-")[2]) for name in index if name.startswith("checkpoint-"))
 
 
 def entry_in(index: Group, number: int, place: str) -> Entry:
-    """Raises: KeyError, CorruptStoreError, FormatVersionError."""
+    """Returns the entry of a checkpoint in the index. Raises: KeyError, CorruptStoreError,
+    FormatVersionError."""
     _, value = _unsealed(index[entry_name(number)], f"{place}: checkpoint {number}")
     with sound(place):
         parts = tuple(_part_name(*part) for part in value["parts"])
@@ -203,7 +208,7 @@ def entry_in(index: Group, number: int, place: str) -> Entry:
 
 
 def check_mark(store: Store, kind: str) -> None:
-    """Raises: PmstoreError: the store is not one of ours."""
+    """Checks that the store is one of ours. Raises: PmstoreError: it is not; FormatVersionError."""
     mark = store.get(MARK)
     if not isinstance(mark, dict) or mark.get("kind") != kind:
         raise PmstoreError(
@@ -218,7 +223,8 @@ def check_mark(store: Store, kind: str) -> None:
 
 
 def _check_place(path: str) -> None:
-    """Raises: PmstoreError: it is a link, which may lead out of the folder."""
+    """Checks that the path is no link. Raises: PmstoreError: it is a link, which may lead out of
+    the folder."""
     if os.path.islink(path):
         raise PmstoreError(
             f"{path}: a link, and what it leads to is no part of the folder: put the store itself "
@@ -245,8 +251,8 @@ def open_marked(path: str, kind: str, domain: Any) -> Store:
 
 
 def open_reading(path: str, kind: str) -> Store:
-    """Opens one of our stores for reading: its own pages where nobody writes to it, else beside
-    the writer.
+    """Opens one of our stores for reading. It reads the store's own pages where nobody writes to
+    it, and beside the writer otherwise.
 
     Raises: as `pmstore.open` and `check_mark`.
     """
@@ -268,7 +274,7 @@ def uuid_of(store: Store) -> str:
 
 
 def named_parts(folder: str) -> list[PartName]:
-    """By all indices of the folder.
+    """Returns the parts that the indices of the folder name.
 
     Raises: CorruptStoreError, FormatVersionError; as `pmstore.open`.
     """

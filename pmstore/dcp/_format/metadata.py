@@ -1,5 +1,5 @@
-"""Metadata of torch.distributed.checkpoint as bytes, and back. Never pickle: they are plain values
-(see `pmstore/objects/values.py`), which cannot run anything."""
+"""Writes metadata of torch.distributed.checkpoint as bytes, and reads it. It is never pickle: the
+bytes are plain values (see `pmstore/objects/values.py`), which cannot run anything."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import values
 
 FORMAT = 1
-"""Raised whenever an older version would misread what is new."""
+"""The version of the format. It is raised whenever an older pmstore would misread what is new."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As torch names it, without "torch."."""
+    """Returns the dtype's name as torch has it, without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Raises: FormatVersionError: the installed torch has none of that name."""
+    """Returns the torch dtype of that name. Raises: FormatVersionError: the installed torch has
+    none of that name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise FormatVersionError(
@@ -41,7 +42,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def encode(metadata: Metadata) -> bytes:
-    """Metadata as bytes. `storage_data` is left out: where chunks lie is for the storage to say.
+    """Returns metadata as bytes. `storage_data` is left out: the storage says where chunks lie.
 
     Raises: TypeError for planner data that is not plain.
     """
@@ -62,7 +63,7 @@ def encode(metadata: Metadata) -> bytes:
 
 
 def decode(data: bytes, place: str) -> Metadata:
-    """place: for messages.
+    """Returns the metadata that `encode` wrote. place: for messages.
 
     Raises: CorruptStoreError, FormatVersionError.
     """

@@ -1,1 +1,1 @@
-"""A checkpoint is read: from folders, runs and epochs."""
+"""Reads checkpoints: from folders, runs and epochs."""

@@ -1,4 +1,4 @@
-"""An epoch of a tier as a checkpoint: read where it lies, without a store."""
+"""Reads an epoch of a tier as a checkpoint: where it lies, without a store."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from pmstore.torch._read.stored import StoredRun, writable
 
 
 class EpochHolding:
-    """One rank's store, as of an epoch. Every byte is checked when it is read, each time anew."""
+    """One rank's store as of an epoch. Every byte is checked each time that it is read."""
 
     def __init__(self, place: Source, info: EpochInfo, rank: int) -> None:
-        """Raises: BrokenEpochError, CorruptStoreError."""
+        """Opens the epoch's bytes of that rank. Raises: BrokenEpochError, CorruptStoreError."""
         self.path: str = f"{place.url}: epoch {info.epoch}" + (
             f", rank {rank}" if info.world_size > 1 else ""
         )
@@ -81,7 +81,7 @@ class EpochHolding:
 
 
 class _Current:
-    """Slots."""
+    """Slots in an epoch, with their current version."""
 
     def __init__(self, held: EpochHolding, one: Stored) -> None:
         self._held = held
@@ -100,8 +100,8 @@ def open_epoch(
     storage_options: dict[str, Any] | None = None,
     stall_seconds: float | None = STALL_SECONDS,
 ) -> RunSource:
-    """The run of that name as of the newest epoch that can be read; a lease holds it until the
-    source is closed.
+    """Opens the run of that name as of the newest epoch that can be read. A lease holds the epoch
+    until the source is closed.
 
     Raises: TierError: there is none, with the reason for each; ValueError: two things would have
         one key.
@@ -120,7 +120,8 @@ def open_epoch(
 
 
 def _agree(held: list[EpochHolding], name: str, info: EpochInfo) -> str:
-    """Raises: BrokenEpochError: it is not a whole job's."""
+    """Returns which state the ranks have in common. Raises: BrokenEpochError: the epoch is not a
+    whole job's."""
     members = []
     for rank, one in enumerate(held):
         if f"{name}/progress" not in one:

@@ -1,4 +1,4 @@
-"""A writer's folder as a source."""
+"""Reads a checkpoint in a writer's folder."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def _key(index: MetadataIndex) -> _Key:
 
 
 class _OpenPart:
-    """A part that is read from: arrays, and what lies in them."""
+    """A part that is open for reading: arrays, and what lies in them."""
 
     def __init__(self, folder: str, name: layout.PartName) -> None:
-        """Raises: FileNotFoundError, CorruptStoreError."""
+        """Opens the part, in this process's own store where it has that open. Raises:
+        FileNotFoundError, CorruptStoreError."""
         self.path = layout.rank_path(folder, name.rank)
         ours = RankStore.open_at(self.path)  # of this process, whose mapping is read
         self._keeps = ours
@@ -60,7 +61,7 @@ class _OpenPart:
         self.sound: set[tuple[_Key, int]] = set()
 
     def data(self, chunk: Chunk) -> torch.Tensor:
-        """The bytes of a chunk."""
+        """Returns the bytes of a chunk, over the store's memory."""
         with sound(f"{self.path}: {chunk.fqn!r}"):
             array = self._arrays.get(chunk.array)
             if array is None:
@@ -82,7 +83,8 @@ class FolderSource(Source):
     """
 
     def __init__(self, folder: str, number: int | None = None, rank: int | None = None) -> None:
-        """Raises: FileNotFoundError: there is no checkpoint; CorruptStoreError."""
+        """Opens the checkpoint's entry in the index. Raises: FileNotFoundError: there is no
+        checkpoint; CorruptStoreError; TypeError: the number is no int."""
         if number is not None and not isinstance(number, int):
             raise TypeError(f"number is {number!r}: give an int (see StoreReader.numbers)")
         self._folder = folder

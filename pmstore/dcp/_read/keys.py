@@ -1,5 +1,6 @@
-"""Under which keys a checkpoint has what a stored run holds: those that a state dict has, made by
-`torch.distributed.checkpoint.state_dict.get_state_dict` and flattened by the planner.
+"""Lists the keys under which a checkpoint has what a stored run holds. They are those of a state
+dict that `torch.distributed.checkpoint.state_dict.get_state_dict` has made and the planner has
+flattened.
 
     model.<name>                        parameters and buffers
     optim.state.<parameter>.<state>     an optimizer's state
@@ -9,8 +10,8 @@
     <key>.<what>                        that of attach(stateful={key: ...})
     step                                of the run
 
-Of several models or optimizers their keys are between: model.<key>.<name>. What one of them alone
-has is there without the key, too, as torch puts several optimizers together.
+Where there are several models or optimizers, their keys stand in between: model.<key>.<name>. What
+only one of them has is there without the key too: torch puts several optimizers together so.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Under what a program's state dict has them; "" puts them at its top."""
+    """The keys under which a program's state dict has models and optimizers; "" puts them at its
+    top."""
 
     model: str = "model"
     optimizer: str = "optim"
@@ -44,7 +46,8 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class Listed:
-    """Attributes:
+    """Holds what a checkpoint has, by key.
+
     items: tensors that are read when they are wanted, and plain objects, by key.
     paths: where each lies in the nested state dict.
     twins: keys of what is there under another key too.
@@ -56,7 +59,7 @@ class Listed:
 
 
 def listed(run: StoredRun, prefixes: Prefixes) -> Listed:
-    """Reads plain state, and no tensor of a model or optimizer.
+    """Lists what the run holds by key. Reads plain state, and no tensor of a model or optimizer.
 
     Raises: ValueError: two things would have one key.
     """
@@ -76,7 +79,7 @@ def _flat(nested: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
 
 
 def _models(run: StoredRun) -> dict[str, dict[str, tuple[str, Any]]]:
-    """Of each model, by its key: (full name, what it is) by name."""
+    """Returns (full name, what it is) by name, of each model, by its key."""
     found: dict[str, dict[str, tuple[str, Any]]] = {key: {} for key in run.keys("model")}
     for full, tensor in run.tensors.items():
         key, name = ("", full) if "" in found else map(decode_name, full.split("/", 1))
@@ -89,7 +92,8 @@ def _models(run: StoredRun) -> dict[str, dict[str, tuple[str, Any]]]:
 
 
 def _bare(model: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
-    """Without what wrappers put before names."""
+    """Returns the model by names without what wrappers put before them. Names stay as they are
+    where two would become one."""
     while model and all(name.startswith("module.") for name in model):
         model = {name.removeprefix("module."): one for name, one in model.items()}
     bare = {_BESIDE.sub("", name): one for name, one in model.items()}
@@ -97,7 +101,7 @@ def _bare(model: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
 
 
 def _names(models: dict[str, dict[str, tuple[str, Any]]]) -> dict[str, tuple[str, str]]:
-    """Key of the model and name in it, by full name."""
+    """Returns the key of the model and the name in it, by full name."""
     return {full: (key, name) for key, model in models.items() for name, (full, _) in model.items()}
 
 
@@ -148,7 +152,8 @@ def _optimizer(stored: StoredOptimizer, names: dict[str, tuple[str, str]]) -> di
 
 
 def _called(stored: StoredOptimizer, names: dict[str, tuple[str, str]]) -> list[str]:
-    """Its parameters: with the key of their model where they are of several."""
+    """Returns the names of the optimizer's parameters: with the key of their model where they are
+    of several models."""
     known = [names.get(name) if name is not None else None for name in stored.names]
     several = len({one[0] for one in known if one is not None}) > 1
     return [
@@ -163,7 +168,7 @@ def _twins(
     names: dict[str, tuple[str, str]],
     prefixes: Prefixes,
 ) -> Iterator[dict[str, Any]]:
-    """What is there under other keys too."""
+    """Yields what is there under other keys too, as nested state dicts."""
     for key, model in models.items():  # as the program's own state_dict() has them
         nested: dict[str, Any] = {}
         own = (full.split("/", 1)[-1] if key else full for full, _ in model.values())
@@ -198,13 +203,13 @@ def _decoded(key: str) -> Any:
 
 
 def _only(several: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is under a name that one of them alone has."""
+    """Returns what is under a name that only one of several has."""
     count = Counter(name for one in several for name in one)
     return {name: what for one in several for name, what in one.items() if count[name] == 1}
 
 
 def _by_parameter(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """As flatten_optimizer_state_dict has them."""
+    """Returns hyperparameters by parameter, as flatten_optimizer_state_dict has them."""
     return {
         f"param_groups.{name}.{what}": value
         for group in groups
@@ -215,7 +220,7 @@ def _by_parameter(groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(state: Any) -> Any:
-    """Numbers of numpy as Python's: torch.load refuses them."""
+    """Returns the state with numbers of numpy as Python's: torch.load refuses them otherwise."""
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}
     if type(state) in (list, tuple):

@@ -1,4 +1,4 @@
-"""The stores of a run's ranks, opened for reading at one state of the run."""
+"""Opens the stores of a run's ranks for reading, at one state of the run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from pmstore.store import Store
 from pmstore.torch.errors import AttachError
 
 WAIT_SECONDS = 60.0
-"""For ranks that train meanwhile, until all are seen at one generation."""
+"""How long ranks that train meanwhile are looked at, until all are seen at one generation."""
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def find(paths: Paths) -> list[str]:
-    """One path, a pattern (`run-*.pm`), or several of either; in the order of their names.
+    """Returns the paths of stores. They are given as one path, a pattern (`run-*.pm`), or several
+    of either. Those of a pattern are in the order of their names.
 
     Raises: FileNotFoundError: nothing is there; ValueError: a store is named twice.
     """
@@ -57,7 +58,7 @@ def find(paths: Paths) -> list[str]:
 
 
 class Ranks:
-    """Stores of all ranks of a run, each open at the same generation.
+    """The stores of all ranks of a run, each open at the same generation.
 
     Attributes:
         stores: in the order of ranks.
@@ -65,8 +66,9 @@ class Ranks:
     """
 
     def __init__(self, paths: Sequence[str], name: str) -> None:
-        """Raises: AttachError: a store has no such run; MixedStoresError: they do not belong
-        together, or a rank's store is missing; what `pmstore.open` raises."""
+        """Opens the stores, and takes them to one state. Raises: AttachError: a store has no such
+        run; MixedStoresError: they do not belong together, or a rank's store is missing; what
+        `pmstore.open` raises."""
         with ExitStack() as stack:
             opened = [stack.enter_context(_Rank.open(path)) for path in paths]
             self.mark: str = _agree(opened, name)
@@ -79,7 +81,7 @@ class Ranks:
 
 
 class _Rank:
-    """A store, and whether somebody writes to it."""
+    """A rank's store, and whether somebody writes to it."""
 
     def __init__(self, store: Store, live: bool) -> None:
         self.store = store
@@ -88,7 +90,8 @@ class _Rank:
     @classmethod
     @contextmanager
     def open(cls, path: str) -> Iterator[_Rank]:
-        """Where nobody has it open nothing is copied into memory, and nobody writes meanwhile."""
+        """Opens a rank's store. Where nobody else has it open, nothing is copied into memory, and
+        nobody writes meanwhile."""
         try:
             store, live = open_store(path, "r", lock=True), False
         except StoreLockedError:
@@ -119,7 +122,8 @@ class _Rank:
 
 
 def _agree(ranks: Sequence[_Rank], name: str) -> str:
-    """All are at one state; those that train meanwhile are looked at again until they are.
+    """Takes all ranks to one state. Ranks that train meanwhile are looked at again until they are
+    at it.
 
     Returns: which state it is. Raises: MixedStoresError.
     """
@@ -146,7 +150,7 @@ def _agree(ranks: Sequence[_Rank], name: str) -> str:
 
 
 def _go_back(ranks: Sequence[_Rank], shown: Sequence[Member], common: Key) -> None:
-    """Those that have committed one more than the others."""
+    """Takes back those ranks that have committed one generation more than the others."""
     for rank, one in zip(ranks, shown, strict=True):
         if len(shown) > 1 and one.keys[0] != common:
             rank.go_back()

@@ -51,7 +51,8 @@ class StoreReader(StorageReader):
         self._begin(place, lambda rank: FolderSource(self.checkpoint_id, number, rank), trusted)
 
     def _begin(self, place: str, opens: Callable[[int | None], Source], trusted: bool) -> None:
-        """opens: the source, for metadata of one rank or (None) of all."""
+        """Sets up the reader. opens: opens the source, for metadata of one rank or (None) of
+        all."""
         self.checkpoint_id: str = place
         self._opens = opens
         self._trusted = trusted
@@ -73,9 +74,9 @@ class StoreReader(StorageReader):
             dcp.load({"model": state}, storage_reader=StoreReader.of_run("run-*.pm"))
 
         Keys are those that get_state_dict makes: `pmstore/dcp/_read/keys.py` lists them. What all
-        ranks have alike (DDP) is that of the first. A checkpoint_id that `dcp.load` is given is
-        another path or pattern, from then on. Read is the newest generation that all ranks have.
-        The stores may be of a run that was killed. Of one that trains meanwhile each store keeps
+        ranks have alike (DDP) is taken from the first. A checkpoint_id that `dcp.load` is given is
+        another path or pattern, from then on. The newest generation that all ranks have is read.
+        The stores may be of a run that was killed. If the run trains meanwhile, each store keeps
         what is read until it was read.
 
         A store that nobody has open is locked while it is read: a run that starts meanwhile gets
@@ -118,8 +119,8 @@ class StoreReader(StorageReader):
         stall_seconds: float | None = STALL_SECONDS,
         trusted: bool = False,
     ) -> StoreReader:
-        """Reads an attached run as of an epoch of a tier, where it lies: no store is made. Of
-        several ranks that flush to one tier all are read, as one checkpoint.
+        """Reads an attached run as of an epoch of a tier, where it lies: no store is made. Where
+        several ranks flush to one tier, all of them are read, as one checkpoint.
 
             dcp.load({"model": state}, storage_reader=StoreReader.of_epoch("s3://bucket/run"))
 
@@ -145,7 +146,7 @@ class StoreReader(StorageReader):
 
     @staticmethod
     def numbers(folder: str | os.PathLike[str]) -> list[int]:
-        """Of the checkpoints that are in a writer's folder, the newest last.
+        """Returns the numbers of the checkpoints in a writer's folder, the newest last.
 
         Raises: FileNotFoundError; CorruptStoreError.
         """
@@ -157,7 +158,8 @@ class StoreReader(StorageReader):
             self.checkpoint_id = os.fspath(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """rank: of one rank's own metadata, where ranks saved without collectives."""
+        """Opens the source, and returns what is in it. rank: of one rank's own metadata, where
+        ranks saved without collectives."""
         self._close()
         source = self._opens(kwargs.get("rank"))
         try:
@@ -173,14 +175,15 @@ class StoreReader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """There is nothing to set up: `read_metadata` opened what is read."""
+        """Does nothing: `read_metadata` opened what is read."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         assert self._source is not None, "read_metadata comes first"
         return replace(plan, storage_data=self._source.mark)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Raises: PmstoreError: ranks opened different checkpoints, as somebody saves meanwhile."""
+        """Checks that all ranks opened the same checkpoint, and returns their plans. Raises:
+        PmstoreError: they opened different ones, as somebody saves meanwhile."""
         marks = list(dict.fromkeys(plan.storage_data for plan in plans))
         if len(marks) > 1:
             raise PmstoreError(
@@ -191,7 +194,7 @@ class StoreReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Returns when all is read."""
+        """Reads what the plan names into the planner's tensors. Returns when all is read."""
         source = self._source
         assert source is not None, "read_metadata comes first"
         try:
@@ -209,5 +212,5 @@ class StoreReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a checkpoint is there."""
+        """Returns whether a checkpoint is in the folder."""
         return FolderSource.is_one(os.fspath(checkpoint_id))

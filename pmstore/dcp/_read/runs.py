@@ -1,4 +1,4 @@
-"""An attached run as a checkpoint: the stores of all its ranks, read as one."""
+"""Reads an attached run as a checkpoint: the stores of all its ranks as one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from pmstore.torch._state.sharded import chunk
 
 
 def open_run(paths: Sequence[str], name: str, prefixes: Prefixes) -> RunSource:
-    """Of rank stores. Raises: as `Ranks`; ValueError: two things would have one key."""
+    """Opens a run as its ranks' stores have it. Raises: as `Ranks`; ValueError: two things would
+    have one key."""
     ranks = Ranks(paths, name)
     try:
         runs = [StoredRun(StoreHolding(store), name) for store in ranks.stores]
@@ -36,8 +37,8 @@ def open_run(paths: Sequence[str], name: str, prefixes: Prefixes) -> RunSource:
 
 
 class RunSource(Source):
-    """runs: of each rank, in their order. What several ranks have is that of the first; of a
-    DTensor each has a part.
+    """A stored run, read as a checkpoint. runs: of each rank, in their order. What several ranks
+    have is taken from the first; of a DTensor each has a part.
 
     mark: which state of the run it is. close: lets go of the stores.
     """
@@ -70,7 +71,7 @@ class RunSource(Source):
                     f"{key!r} is {tuple(size)} at rank {number}, and {tuple(self._sizes[key])} at "
                     "others: one checkpoint has no place for both"
                 )
-            if torch.Size(one.shape).numel() or not size.numel():  # else an empty part
+            if torch.Size(one.shape).numel() or not size.numel():  # else the part is empty
                 self._chunks.setdefault(key, {}).setdefault(offsets, one)
 
     def _check_whole(self) -> None:
@@ -118,7 +119,7 @@ class RunSource(Source):
 
 
 def _place(key: str, one: StoredTensor) -> tuple[tuple[int, ...], torch.Size]:
-    """Where in the whole tensor it lies, and the size of that.
+    """Returns where in the whole tensor this part of it lies, and the size of the whole.
 
     Raises: ValueError: it is not one stretch in every dimension.
     """
@@ -136,5 +137,5 @@ def _place(key: str, one: StoredTensor) -> tuple[tuple[int, ...], torch.Size]:
 
 
 def _kept(tensor: torch.Tensor) -> StoredTensor:
-    """One that is part of plain state."""
+    """Wraps a tensor that is part of plain state as a stored one."""
     return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor)

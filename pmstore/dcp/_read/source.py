@@ -1,4 +1,5 @@
-"""What a checkpoint is read from: a writer's folder, rank stores of a run, an epoch of a tier."""
+"""Describes what a checkpoint is read from: a writer's folder, rank stores of a run, an epoch of a
+tier."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 
 class Source(ABC):
-    """One checkpoint, open for reading. `StoreReader` reads any; they differ in this alone.
+    """One checkpoint, open for reading. `StoreReader` reads any source: checkpoints differ in their
+    source alone.
 
     Methods other than `verify` are called by one thread at a time.
     """
@@ -21,31 +23,33 @@ class Source(ABC):
 
     @abstractmethod
     def metadata(self) -> Metadata:
-        """What is in it. `storage_data` may be None: readers ask by index."""
+        """Returns what is in the checkpoint. `storage_data` may be None: readers ask by index."""
 
     @abstractmethod
     def chunk(self, index: MetadataIndex) -> torch.Tensor:
-        """The chunk of a tensor that lies at `index.offset`, with the shape that the metadata says,
-        on the CPU. It is never written to, may lie in a mapping, and is good until `close`.
+        """Returns the chunk of a tensor that lies at `index.offset`, with the shape that the
+        metadata says, on the CPU. It is never written to, may lie in a mapping, and is good until
+        `close`.
 
         Raises: KeyError: there is none; CorruptStoreError, which names the file.
         """
 
     @abstractmethod
     def blob(self, index: MetadataIndex) -> bytes:
-        """An object that is not a tensor, as the planner gave it: whole, and as it was written.
+        """Returns an object that is not a tensor, as bytes of the planner's: whole, and as they
+        were written.
 
         Raises: as `chunk`.
         """
 
     def verify(self, index: MetadataIndex, start: int, stop: int) -> None:  # noqa: B027
-        """Looks whether bytes [start, stop) of the chunk are what was written. Called by several
-        threads at once, each before it copies that part. A source whose bytes are checked elsewhere
-        has nothing to do.
+        """Checks that bytes [start, stop) of the chunk are what was written. Several threads call
+        it at once, each before it copies that part. A source whose bytes are checked elsewhere has
+        nothing to do.
 
         Raises: CorruptStoreError that names the file and the tensor.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of everything. Idempotent."""
+        """Lets go of all that the source holds. Idempotent."""

@@ -1,4 +1,5 @@
-"""`read_data` of all readers: from a `Source` into what the planner gives, by all cores."""
+"""Does `read_data` for all readers: reads from a `Source` into what the planner gives, by all
+cores."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ def _target(planner: LoadPlanner, item: ReadItem) -> torch.Tensor:
 
 
 def _gated(data: bytes, item: ReadItem, trusted: bool) -> io.BytesIO:
-    """The planner `torch.load`s it with weights_only=False, which runs what it says."""
+    """Returns an object's bytes as a file, if they may be loaded. The planner calls `torch.load`
+    with weights_only=False, which runs what the bytes say. Raises: PmstoreError: they are not
+    trusted, and torch.load refuses them with weights_only=True."""
     if not trusted:
         try:
             torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -1,1 +1,1 @@
-"""A checkpoint is written: parts in rank stores, one commit that publishes them."""
+"""Writes checkpoints: parts in rank stores, and one commit that publishes them."""

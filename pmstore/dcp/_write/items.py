@@ -1,4 +1,4 @@
-"""The items of a save plan become a part."""
+"""Makes a part of the items of a save plan."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BATCH_BYTES = 1 << 30
 """So much is copied before the planner is asked for more tensors: it may make them for us."""
 
 Found = Callable[[torch.Tensor], "tuple[int, int] | None"]
-"""Where in the part a tensor lies already: number of the array, start."""
+"""Returns where in the part a tensor lies already: the number of the array, and the start in it."""
 
 
 def check(name: str, tensor: Any) -> torch.Tensor:
-    """The tensor without its past, if it can be stored.
+    """Returns the tensor without its graph, if it can be stored.
 
     Raises: TypeError that names it.
     """
@@ -46,7 +46,7 @@ def check(name: str, tensor: Any) -> torch.Tensor:
 
 
 def _is_waiting(tensor: torch.Tensor) -> bool:
-    """What is more than its memory in name only."""
+    """Returns whether a subclass of Tensor is no more than its memory: it differs in name only."""
     return type(tensor).__name__ in ("Buffer", "UninitializedBuffer", "AsyncCollectiveTensor")
 
 
@@ -54,7 +54,7 @@ class Filling:
     """Fills a part with the items of a plan."""
 
     def __init__(self, part: Part, found: Found) -> None:
-        """found: of what was staged."""
+        """Begins to fill a part. found: finds what was staged."""
         self._part = part
         self._found = found
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -63,7 +63,7 @@ class Filling:
         self.chunks: list[Chunk] = []
 
     def fill(self, items: Sequence[WriteItem], planner: SavePlanner) -> None:
-        """Copies what is not there yet, and computes CRCs.
+        """Copies what is not in the part yet, and computes CRCs.
 
         Raises: TypeError: what cannot be saved; StoreFullError.
         """

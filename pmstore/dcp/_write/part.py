@@ -1,4 +1,4 @@
-"""A part that is being made."""
+"""Makes a part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Part:
         self._shared: tuple[int, int] | None = None  # array, and how much of it is taken
 
     def take(self, nbytes: int) -> tuple[int, int, torch.Tensor]:
-        """Room for so many bytes, of unspecified content: number of the array, start, the bytes."""
+        """Takes room for so many bytes, of unspecified content. Returns the number of the array,
+        the start in it, and the bytes."""
         if nbytes >= _OWN_ARRAY_BYTES:
             number = self._new(nbytes)
             return number, 0, self.arrays[number]
@@ -46,7 +47,7 @@ class Part:
         return number
 
     def keep_only(self, numbers: set[int]) -> None:
-        """Gives up all other arrays."""
+        """Deletes all arrays of the part but these."""
         for number in range(len(self.arrays)):
             if number not in numbers:
                 with suppress(KeyError):

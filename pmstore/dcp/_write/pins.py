@@ -1,5 +1,5 @@
-"""Tensors of stores that this process writes to, as attached runs have them: what is committed need
-not be copied while the program waits."""
+"""Pins tensors of stores that this process writes to, as attached runs have them: what is committed
+need not be copied while the program waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pin:
         return [target for _, target in self._pairs]
 
     def copy(self) -> None:
-        """By all cores. Raises: what the engine does; OSError."""
+        """Copies the pinned bytes, by all cores. Raises: what the engine does; OSError."""
         size = copies.SLICE_BYTES
         spans = [
             (offset + at, copies.as_bytes(target)[at : at + size])
@@ -42,7 +42,7 @@ class Pin:
 
 
 def pin(pairs: Sequence[Pair]) -> tuple[list[Pin], list[Pair]]:
-    """What can be copied later, and what has to be copied now."""
+    """Pins what is committed. Returns what can be copied later, and what has to be copied now."""
     pins, left = [], list(pairs)
     for store in writable_stores():
         info = store._core.pool.info

@@ -1,4 +1,4 @@
-"""A checkpoint is published: one commit of the index names the parts of all ranks."""
+"""Publishes a checkpoint: one commit of the index names the parts of all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pmstore.opening import open as open_store
 
 
 def indices_of(metadata: Metadata) -> Iterable[MetadataIndex]:
-    """Of all chunks and objects, in one order."""
+    """Yields the indices of all chunks and objects, always in the same order."""
     for name, what in metadata.state_dict_metadata.items():
         if isinstance(what, BytesStorageMetadata):
             yield MetadataIndex(name)
@@ -31,7 +31,8 @@ def indices_of(metadata: Metadata) -> Iterable[MetadataIndex]:
 
 
 def _check_seen(folder: str, part: PartName) -> None:
-    """Raises: PmstoreError: the store that a rank wrote its part to is not the one seen here."""
+    """Checks that the store that a rank wrote its part to is the one seen here. Raises:
+    PmstoreError: it is not."""
     path = layout.rank_path(folder, part.rank)
     try:
         with open(path, "rb") as file:
@@ -49,8 +50,8 @@ def _check_seen(folder: str, part: PartName) -> None:
 def publish(
     path: str, domain: Any, keep: int, metadata: Metadata, results: Iterable[Iterable[WriteResult]]
 ) -> int:
-    """Publishes what ranks have committed, in an index; forgets all but the newest `keep`. Returns
-    the checkpoint's number. Durable on return, as far as the domain goes.
+    """Publishes what ranks have committed, in an index, and forgets all but the newest `keep`.
+    Returns the checkpoint's number. It is durable on return, as far as the domain goes.
 
     Raises: PmstoreError: the results are not those of this metadata; as `pmstore.open` and
         `Store.commit`.
@@ -83,7 +84,7 @@ def publish(
 
 
 def forget_ranks(folder: str, world: int) -> None:
-    """Where more ranks saved before: removes stores of those that are no more, as soon as no
+    """Removes stores of ranks that are no more, where more ranks saved before, as soon as no
     checkpoint names a part in them. What cannot be removed now stays until the next save."""
     others = [path for rank, path in layout.rank_paths(folder).items() if rank >= world]
     if not others:

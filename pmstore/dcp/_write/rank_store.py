@@ -26,8 +26,8 @@ from pmstore.store import Store
 
 
 class RankStore:
-    """The store of one rank in a folder, open for writing. One process has it once, whatever number
-    of writers: `RankStore.of`. It is closed when nobody has it any more.
+    """The store of one rank in a folder, open for writing. A process has it once, for any number of
+    writers: see `RankStore.of`. It is closed when nobody has it any more.
 
     lock: taken around what changes the store, from the first array of a part to its commit.
     once: entered by a thread that stages or writes.
@@ -50,7 +50,8 @@ class RankStore:
 
     @staticmethod
     def of(folder: str, rank: int, domain: Any) -> RankStore:
-        """Raises: as `pmstore.open`; PmstoreError: what lies there is something else."""
+        """Returns this process's store of that rank, and opens or makes it at the first call.
+        Raises: as `pmstore.open`; PmstoreError: what lies there is something else."""
         path = layout.rank_path(os.path.realpath(folder), rank)
         with _opening:
             there = RankStore.open_at(path)
@@ -61,14 +62,14 @@ class RankStore:
 
     @staticmethod
     def open_at(path: str) -> RankStore | None:
-        """The one of this process that has the file open."""
+        """Returns the one of this process that has the file open; None: it has none."""
         there = _open.get(os.path.realpath(path))
         if there is None or there.store.closed or there._process != os.getpid():
             return None
         return there if there._inode == _inode(path) else None
 
     def stage(self) -> Staging:
-        """For the next save. Waits for the one before.
+        """Begins to stage the next save. Waits for the one before.
 
         Raises: as `Store.commit`.
         """
@@ -82,7 +83,7 @@ class RankStore:
             return self._staging
 
     def wait(self) -> None:
-        """Waits for the save that was staged last, but in its own thread."""
+        """Waits for the save that was staged last, but not in that save's own thread."""
         if self._staging is not None:
             self._staging.wait()
 
@@ -91,7 +92,7 @@ class RankStore:
         fails, nothing is left of it.
 
         Raises: TypeError: what cannot be saved; as `Store.commit`; CorruptStoreError: of an index;
-            TransactionError: by a signal handler, in the middle of another.
+            TransactionError: a signal handler calls it in the middle of another save.
         """
         with self.once.entered(self.folder), self.lock:
             staging, part = self._staging, self._staged
@@ -124,12 +125,12 @@ class RankStore:
         ]
 
     def _begin(self) -> Part:
-        """A new part, pending."""
+        """Makes a new part, which is pending."""
         name = f"part-{uuid.uuid4().hex}"
         return Part(self.store.group(name), name)
 
     def _forget_staged(self) -> None:
-        """What was staged, and not saved."""
+        """Deletes a part that was staged and not saved."""
         part, self._staged, self._staging = self._staged, None, None
         if part is not None:
             with suppress(KeyError):
@@ -154,8 +155,8 @@ class RankStore:
             self.store.commit()
 
     def _under_way(self) -> set[str]:
-        """Parts that other threads have committed, and that may yet be published: as long as the
-        thread lives. One that saves again, or stages, is done with the one before."""
+        """Returns the parts that other threads have committed and may yet publish, as long as the
+        thread lives. A thread that saves again, or stages, is done with the part before."""
         mine = threading.current_thread()
         return {
             name
@@ -169,7 +170,7 @@ def _nowhere(tensor: torch.Tensor) -> None:
 
 
 def _inode(path: str) -> int | None:
-    """None: the file is gone, as with a folder that was removed."""
+    """Returns the file's inode; None: the file is gone, as with a folder that was removed."""
     try:
         return os.stat(path).st_ino
     except OSError:

@@ -1,4 +1,4 @@
-"""What a thread must not begin while it is in the middle of it."""
+"""Refuses what a thread must not begin while it is in the middle of it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pmstore.errors import TransactionError
 
 
 class InTheMiddleError(TransactionError):
-    """What it says; nothing was done."""
+    """Says that this thread is in the middle of such a call already. Nothing was done."""
 
 
 class Once:
-    """`with once:` in a thread that is in it already raises: only a signal handler or a finalizer
-    comes there. Threads do not keep each other out."""
+    """Lets a thread into `with once:` once at a time. A second entry raises: only a signal handler
+    or a finalizer comes there. Threads do not keep each other out."""
 
     def __init__(self) -> None:
         self._inside: set[int] = set()
 
     @contextmanager
     def entered(self, what: str) -> Iterator[None]:
-        """Raises: InTheMiddleError."""
+        """Enters the block for this thread. Raises: InTheMiddleError."""
         thread = threading.get_ident()
         if thread in self._inside:
             raise InTheMiddleError(

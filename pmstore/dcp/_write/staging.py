@@ -1,5 +1,5 @@
-"""What `async_save` copies while the program waits: tensors of a state dict, once, into the heap of
-the rank's store, where they become the part."""
+"""Copies what `async_save` needs while the program waits: tensors of a state dict, once, into the
+heap of the rank's store, where they become the part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pmstore.dcp._write.pins import Pin, pin
 from pmstore.errors import PmstoreError
 
 _BEGIN_SECONDS = 60.0
-"""That a staged state dict is waited for to be saved; torch begins at once."""
+"""How long a staged state dict is waited for until its save begins; torch begins at once."""
 _LOOK_SECONDS = 0.02
 
 PROCESS = (
@@ -33,7 +33,8 @@ PROCESS = (
 
 
 class Staged(dict[str, Any]):
-    """A staged state dict. Whoever looks into it first is who saves it: see `Staging`."""
+    """A staged state dict. The thread that first looks into it is the one that saves it: see
+    `Staging`."""
 
     def __init__(self, content: Mapping[str, Any], first_look: Callable[[], None]) -> None:
         super().__init__(content)
@@ -62,21 +63,21 @@ def _unpin(pins: list[Pin]) -> None:
 
 
 class Room(Protocol):
-    """Where staged bytes go."""
+    """Gives memory to staged bytes: a part in a rank's store, or `Memory`."""
 
     def take(self, nbytes: int) -> tuple[int, int, torch.Tensor]: ...
 
 
 class Memory:
-    """Room outside any store, for a save whose folder is not known yet. It is used again and again:
-    new memory is slower to write to than to copy to."""
+    """Gives room outside any store, for a save whose folder is not known yet. The room is used
+    again and again: new memory is slower to write to than to copy to."""
 
     def __init__(self) -> None:
         self._all: dict[int, list[torch.Tensor]] = {}
         self._free: dict[int, list[torch.Tensor]] = {}
 
     def begin(self) -> None:
-        """What was taken before is not needed any more."""
+        """Frees what was taken before: it is not needed any more."""
         self._free = {size: list(blocks) for size, blocks in self._all.items()}
 
     def take(self, nbytes: int) -> tuple[int, int, torch.Tensor]:
@@ -103,7 +104,7 @@ class Staging:
         self._error: Exception | None = None
 
     def stage(self, state: Mapping[str, Any]) -> Staged:
-        """A copy that no later write to the tensors reaches.
+        """Returns a copy of the state that no later write to the tensors reaches.
 
         Raises: TypeError: what cannot be saved; StoreFullError.
         """
@@ -124,14 +125,15 @@ class Staging:
         return staged
 
     def find(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Where in the room a tensor lies."""
+        """Returns where in the room a tensor lies: the number of the array, and the start in it;
+        None: it was not staged."""
         nbytes = tensor.numel() * tensor.element_size()
         if not nbytes or not copies.is_plain(tensor):
             return None
         return self._places.get((tensor.data_ptr(), nbytes))
 
     def _begun(self) -> None:
-        """The first look, of the thread that saves: copies what is pinned. An error waits for
+        """Copies what is pinned, at the first look of the thread that saves. An error waits for
         `require`: it would be raised before the ranks tell each other of errors, and the others
         would wait for this one."""
         with self._first:
@@ -148,13 +150,14 @@ class Staging:
                 _unpin(self._pins)
 
     def require(self) -> None:
-        """Raises: what was raised while pinned tensors were copied: OSError, StoreFullError."""
+        """Raises what was raised while pinned tensors were copied, if anything was: OSError,
+        StoreFullError."""
         if self._error is not None:
             raise self._error
 
     def wait(self) -> None:
-        """Waits until the save is over, however it ends. Torch does each in a thread of its own,
-        and tells nobody of an error.
+        """Waits until the save is over, however it ends. Torch does each save in a thread of its
+        own, and tells nobody of an error.
 
         Raises: PmstoreError: nobody saves it.
         """

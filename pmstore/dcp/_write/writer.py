@@ -34,7 +34,7 @@ _INSTEAD = "give a folder that all ranks see"
 
 
 class _Told:
-    """What a thread was told of the save that it does: `reset` has a folder."""
+    """Remembers what a thread was told of the save that it does: the folder, from `reset`."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -51,8 +51,8 @@ class _Save:
 
 
 class StoreWriter(StorageWriter, AsyncStager):
-    """Checkpoints of `torch.distributed.checkpoint` in stores: each save is there as a whole or not
-    at all, at all ranks.
+    """Writes checkpoints of `torch.distributed.checkpoint` into stores: each save is there as a
+    whole or not at all, at all ranks.
 
         writer = StoreWriter("checkpoints", keep=2)
         dcp.save(state_dict, checkpoint_id="checkpoints", storage_writer=writer)
@@ -92,7 +92,7 @@ class StoreWriter(StorageWriter, AsyncStager):
         self.domain: Domain = domain
         self._store: RankStore | None = None  # kept open
         self._local = threading.local()
-        self._memory: Memory | None = None  # of one whose saves go to ever new folders
+        self._memory: Memory | None = None  # of a writer whose saves go to ever new folders
         self._staging: Staging | None = None
         self._once = Once()
         self._used = False
@@ -102,10 +102,10 @@ class StoreWriter(StorageWriter, AsyncStager):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copies tensors, so that later writes to them do not reach the checkpoint. `async_save`
-        calls it, before all else; it waits for the save before.
+        calls it before all else. It waits for the save before.
 
-        Raises: TypeError: a tensor that cannot be saved, by its name; TransactionError: by a signal
-            handler, in the middle of another.
+        Raises: TypeError: a tensor that cannot be saved, by its name; TransactionError: a signal
+            handler calls it in the middle of another save.
         """
         with self._once.entered(self.checkpoint_id):
             if self._staging is not None:
@@ -123,7 +123,7 @@ class StoreWriter(StorageWriter, AsyncStager):
             return self._staging.stage(state_dict)
 
     def synchronize_staging(self) -> None:
-        """There is nothing to wait for: `stage` returns when all is staged."""
+        """Does nothing: `stage` returns when all is staged."""
 
     def _stage_in_heap(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         store = self._open(self.checkpoint_id, _rank())
@@ -132,7 +132,7 @@ class StoreWriter(StorageWriter, AsyncStager):
             return self._staging.stage(state_dict)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new save begins. checkpoint_id: its folder; None: the one of before."""
+        """Begins a new save. checkpoint_id: its folder; None: the folder of the save before."""
         if checkpoint_id is not None:
             place = layout.path_of(checkpoint_id, _INSTEAD)
             if os.path.realpath(place) != os.path.realpath(self.checkpoint_id) and self._used:
@@ -146,7 +146,8 @@ class StoreWriter(StorageWriter, AsyncStager):
         return StorageMeta(checkpoint_id=told.folder, save_id=told.save_id)
 
     def _told(self) -> _Told:
-        """Of the save of this thread."""
+        """Returns what this thread was told of its save. Raises: TransactionError: the writer was
+        used before, and not told of a new save."""
         told: _Told | None = getattr(self._local, "told", None)
         if told is None:
             if self._used:
@@ -159,8 +160,9 @@ class StoreWriter(StorageWriter, AsyncStager):
         return told
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raises: TransactionError: the writer was used before, and not told of a new save;
-        StoreLockedError: another process writes to the rank's store; as `pmstore.open`."""
+        """Opens the rank's store, and waits for the save before. Raises: TransactionError: the
+        writer was used before, and not told of a new save; StoreLockedError: another process writes
+        to the rank's store; as `pmstore.open`."""
         told, rank = self._told(), kwargs.get("rank")
         store = self._open(told.folder, _rank() if rank is None else rank)
         store.wait()
@@ -178,7 +180,7 @@ class StoreWriter(StorageWriter, AsyncStager):
         Raises: TypeError: what cannot be saved, by its name; as `Store.commit`.
         """
         save: _Save = self._local.save
-        self._used, self._local.told = True, None  # the next one has to be told of
+        self._used, self._local.told = True, None  # the writer has to be told of the next save
         if self._staging is not None and self._staging.is_of_this_thread():
             self._staging.require()
         done: Future[list[WriteResult]] = torch.futures.Future()
@@ -186,8 +188,8 @@ class StoreWriter(StorageWriter, AsyncStager):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Publishes the checkpoint: at the coordinator, when all ranks have written their parts.
-        Durable on return."""
+        """Publishes the checkpoint. The coordinator calls it when all ranks have written their
+        parts. It is durable on return."""
         save: _Save = self._local.save
         rank = None if save.together else save.store.rank
         metadata.storage_meta = StorageMeta(
@@ -200,7 +202,7 @@ class StoreWriter(StorageWriter, AsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a folder, or may become one."""
+        """Returns whether it is a folder, or may become one."""
         place = os.fspath(checkpoint_id)
         if not isinstance(place, str) or "://" in place or not place:
             return False
@@ -215,8 +217,8 @@ class StoreWriter(StorageWriter, AsyncStager):
         return self._store
 
     def close(self) -> None:
-        """Waits for a save under way, and gives the rank's store up, if no other writer of this
-        process has it. It may be used again."""
+        """Waits for a save under way, and gives the rank's store up if no other writer of this
+        process has it. The writer may be used again."""
         if self._staging is not None:
             self._staging.wait()
         self._staging = self._store = self._memory = None

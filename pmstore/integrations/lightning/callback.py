@@ -1,4 +1,4 @@
-"""A Trainer's run in a store."""
+"""Keeps a Trainer's run in a store, as a callback."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class PmstoreCallback(Callback):
         job: Job | None = None,
         opening: Mapping[str, Any] | None = None,
     ) -> None:
-        """
+        """Takes what is given to the store and the run; opens nothing yet.
+
         path: of the store; it is made if there is none, and closed when `fit` ends.
         policy, guard, name, mirror, resume, job: see `pmstore.torch.attach`. job: of several ranks;
             None: `Job()`, all of them.
@@ -117,7 +118,8 @@ class PmstoreCallback(Callback):
         self._place_loaders(trainer)
 
     def _place_loaders(self, trainer: Any) -> None:
-        """From now on the Trainer's strategy, which may wrap loaders, wraps those for training."""
+        """Has the Trainer's strategy, which may wrap loaders, give those for training a place that
+        is kept."""
         strategy: Any = trainer.strategy
         inner = type(strategy).process_dataloader
 
@@ -129,20 +131,20 @@ class PmstoreCallback(Callback):
         started = type(strategy).on_train_start
 
         def on_train_start() -> None:
-            """All that is called at each start was."""
+            """Runs when all that is called at each start has been called."""
             started(strategy)
             if self._resumes:
                 self._loops.change()
             if self._resumes and not self._loops.within:
-                self._take_back()  # here: what hooks do where an epoch begins belongs to it
+                self._take_back()  # not later: what hooks do where an epoch begins belongs to it
 
         strategy.on_train_start = on_train_start
 
     def _placed(self, loader: Any) -> PlacedLoader:
-        """One of those for training, in the order of the Trainer's."""
+        """Wraps one of the loaders for training. They come in the order of the Trainer's."""
         if self._loaders and self._loaders[0].looped:  # it takes its loaders anew
             self._close_loaders()
-            if not self._resumes or self._started:  # else it had done so for `configure_optimizers`
+            if not self._resumes or self._started:  # else `configure_optimizers` took them
                 self._places = []
         index = len(self._loaders)
         placed = PlacedLoader(loader, lambda begins: self._asked(index, begins))
@@ -247,9 +249,10 @@ class PmstoreCallback(Callback):
 
     @contextmanager
     def _asked(self, index: int, begins: bool) -> Iterator[None]:
-        """The Trainer asks a loader for a batch, or begins a loop over it."""
+        """Wraps each request of the Trainer to a loader: for a batch, or to begin a loop over
+        it."""
         if self._resumes and not self._started:
-            # It goes into them while it sets them up, and takes one ahead: as it did before.
+            # The Trainer begins loops while it sets up, and takes a batch ahead, as it did before.
             assert self._generators is not None
             rng.restore(self._generators)
             yield
@@ -264,7 +267,7 @@ class PmstoreCallback(Callback):
         yield
 
     def _between(self) -> bool:
-        """Whether all of a step is done, and nothing of the next."""
+        """Returns whether all of a step is done, and nothing of the next one."""
         if self._trainer is None or not (self._started and self._trainer.training):
             return False
         loop = self._trainer.fit_loop
@@ -273,16 +276,16 @@ class PmstoreCallback(Callback):
         return within and bool(batches.ready == batches.completed)
 
     def _go_on(self) -> None:
-        """Everything is as it was when the stored run was here, whatever was done since the start:
-        by hooks that are called at each start, and by the Trainer where it makes up for a step that
-        it takes for unfinished."""
+        """Makes everything as it was when the stored run was here, whatever was done since the
+        start: by hooks that are called at each start, and by the Trainer where it makes up for a
+        step that it takes for unfinished."""
         if self._loops.within:
             self._take_back()
         self._loops.go_on()
         self._resumes, self._generators, self._stepped = False, None, False
 
     def _take_back(self) -> None:
-        """What was done since the start; the next step begins."""
+        """Takes back what was done since the start, and begins the next step."""
         assert self.run is not None
         self.run.rollback()  # where an older pmstore stored the run, the step does not
         self._step.enter_context(self.run.next_step())
@@ -290,7 +293,7 @@ class PmstoreCallback(Callback):
             rng.restore(self._generators)
 
     def _end(self) -> None:
-        """The open step is complete: the next one ends it, or leaving the store."""
+        """Completes the open step. It ends when the next one begins, or when the store is left."""
         self._loops.begun, self._stepped = True, False
         self._step.close()
 
@@ -302,7 +305,7 @@ class PmstoreCallback(Callback):
             self._leave(None)
 
     def on_fit_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Of a training that did not begin."""
+        """Leaves the store after a training that did not begin."""
         if self.run is None:
             return
         self.run.rollback()  # what hooks did at this start
@@ -357,7 +360,7 @@ class PmstoreCallback(Callback):
 
 
 class _Loaders:
-    """The places of a callback's loaders, as they are kept."""
+    """Keeps the places of a callback's loaders."""
 
     def __init__(self, callback: PmstoreCallback) -> None:
         self._callback = callback

@@ -44,7 +44,8 @@ class PmstoreCheckpointIO(CheckpointIO):
         path: str | os.PathLike[str],
         storage_options: Any | None = None,
     ) -> None:
-        """Durable on return, as far as the file system reaches. What was at the path is replaced.
+        """Writes a checkpoint, and replaces what was at the path. It is durable on return, as far
+        as the file system reaches.
 
         Raises: TypeError: storage_options; ValueError: the path is of no file system of this
             machine; what `pmstore.open` raises; pickle's errors.
@@ -83,8 +84,8 @@ class PmstoreCheckpointIO(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """What was saved; its tensors are copies, on the CPU, or where map_location says: a device
-        or its name. (Lightning moves them where they belong.)
+        """Returns what was saved. Its tensors are copies, on the CPU, or where map_location says: a
+        device or its name. (Lightning moves them where they belong.)
 
         weights_only: False: what was pickled is read too. That runs code that the file names: only
             for files that you trust.
@@ -128,7 +129,7 @@ class PmstoreCheckpointIO(CheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Nothing happens if there is none."""
+        """Removes a checkpoint. Does nothing if there is none."""
         target = _local(path)
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
@@ -153,7 +154,8 @@ def _moved(tensor: torch.Tensor, where: Any) -> torch.Tensor:
 
 
 def _take_out(item: Any, at: list[Any], pickled: list[tuple[list[Any], bytes]]) -> Any:
-    """The structure, with None in the place of what is no data; that is pickled."""
+    """Returns the structure with None in the place of what is no data. That is pickled, and added
+    to `pickled` with its place."""
     kind = type(item)
     try:
         if kind is dict or kind is OrderedDict:

@@ -1,4 +1,5 @@
-"""What a Trainer holds beside model, optimizers and schedulers, as objects with a `state_dict`."""
+"""Keeps what a Trainer holds beside model, optimizers and schedulers, as objects with a
+`state_dict`."""
 
 from __future__ import annotations
 
@@ -29,19 +30,20 @@ _SETTINGS = (
     "reload_dataloaders_every_n_epochs",
     "world_size",
 )
-"""Of the Trainer: what the steps, or their number, depend on."""
+"""Settings of the Trainer that the steps, or their number, depend on."""
 _STOP = "should_stop"
 """A further name among those that may be other ones: an end that `trainer.should_stop` brought
 about is none for the program that is started again."""
 _BY_EPOCH = ("accumulate_grad_batches", "gradient_clip_val")
-"""Of the Trainer: what callbacks change where an epoch begins, as GradientAccumulationScheduler."""
+"""Settings of the Trainer that callbacks such as GradientAccumulationScheduler change where an
+epoch begins."""
 
 
 class Settings:
-    """What the Trainer was given."""
+    """Keeps the settings that the Trainer was given."""
 
     def __init__(self, trainer: Any, accept: tuple[str, ...]) -> None:
-        """accept: settings that may be other ones than those stored.
+        """Reads the Trainer's settings. accept: settings that may be other ones than those stored.
 
         Raises: ValueError: there is no such setting.
         """
@@ -75,15 +77,15 @@ class Settings:
 
 
 class Loops:
-    """How far the Trainer is."""
+    """Keeps how far the Trainer is, as its loops count."""
 
     def __init__(self, trainer: Any, accept: tuple[str, ...]) -> None:
         self._trainer = trainer
         self._may_stop = _STOP not in accept
         self._given = self._by_epoch()
-        self._changed: dict[str, Any] = {}  # of these, in the stored run
-        self.begun: bool = False  # else there is nothing that could be gone on with
-        self.within: bool = False  # an epoch
+        self._changed: dict[str, Any] = {}  # settings that callbacks had changed in the stored run
+        self.begun: bool = False  # if not, there is nothing to go on with
+        self.within: bool = False  # the stored run was within an epoch
 
     def _by_epoch(self) -> dict[str, Any]:
         return {name: getattr(self._trainer, name) for name in _BY_EPOCH}
@@ -116,20 +118,23 @@ class Loops:
             self._changed = state_dict.get("changed", {})
 
     def change(self) -> None:
-        """The Trainer's settings are those that callbacks had given it for the stored epoch. (Such
-        a callback looks at what it was given at the start, and changes nothing in mid-epoch.)"""
+        """Sets the Trainer's settings to those that callbacks had given it for the stored epoch.
+        (Such a callback looks at what it was given at the start, and changes nothing in
+        mid-epoch.)"""
         for name, value in self._changed.items():
             setattr(self._trainer, name, value)
 
     def go_on(self) -> None:
-        """Ends the Trainer's restart: nothing is to be left out, or done otherwise, any more."""
+        """Ends the Trainer's restart: from now on it leaves nothing out, and does nothing
+        otherwise."""
         loop = self._trainer.fit_loop
         for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
             one.on_iteration_done()
 
 
 class Callbacks:
-    """The state of the Trainer's other callbacks, the module's and the data module's hooks."""
+    """Keeps the state of the Trainer's other callbacks, and of the module's and the data module's
+    hooks."""
 
     def __init__(self, trainer: Any, own: Callback) -> None:
         self._trainer = trainer
@@ -167,7 +172,8 @@ class Callbacks:
     # ---- what hooks add to a checkpoint
 
     def _hooks(self, name: str, base: type) -> list[Any]:
-        """Callbacks that have that hook. Averaged weights are kept as a model."""
+        """Returns the callbacks that have that hook. Averaged weights are kept as a model, not
+        here."""
         plain_hook = getattr(base, name)
         return [
             one
@@ -177,7 +183,7 @@ class Callbacks:
         ]
 
     def _checkpoint(self) -> dict[str, Any]:
-        """What hooks may expect to find."""
+        """Returns a checkpoint with the entries that hooks may expect to find."""
         trainer = self._trainer
         return {
             "epoch": trainer.current_epoch,
@@ -221,8 +227,8 @@ class Callbacks:
 
 
 class Metrics:
-    """What was logged: the newest figures, by which schedulers and callbacks go, and what was
-    summed up since the epoch began. And torchmetrics' metrics in the module."""
+    """Keeps what was logged: the newest figures, by which schedulers and callbacks go, and what was
+    summed up since the epoch began. It keeps torchmetrics' metrics in the module too."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -230,7 +236,7 @@ class Metrics:
         self._before: dict[str, dict[str, Any]] = {}  # its sums, not yet added
 
     def _results(self) -> Mapping[str, Any]:
-        """Of this epoch, by what logged them and their name."""
+        """Returns the results of this epoch, by what logged them and their name."""
         results: Mapping[str, Any] = self._trainer.fit_loop.epoch_loop._results
         return results
 
@@ -272,11 +278,11 @@ class Metrics:
                 one._update_count, one._computed = stored["updates"], None
 
     def show(self) -> None:
-        """The Trainer has the newest figures of the stored run."""
+        """Gives the Trainer the newest figures of the stored run."""
         self._trainer.callback_metrics.update(self._newest)
 
     def forget(self) -> None:
-        """A new epoch begins."""
+        """Forgets the stored sums: a new epoch begins."""
         self._before = {}
 
     def add_up(self) -> None:

@@ -1,4 +1,4 @@
-"""The Trainer's data loaders, each with a place that a run keeps.
+"""Gives each of the Trainer's data loaders a place that a run keeps.
 
 Lightning goes through its loaders itself. So steps are made by hand: the next one begins where the
 Trainer asks for a batch, as all that belongs to the batch before is done by then (validation,
@@ -28,8 +28,9 @@ class PlacedLoader:
     def __init__(
         self, loader: Iterable[Any], asked: Callable[[bool], AbstractContextManager[None]]
     ) -> None:
-        """asked: a batch is asked for that was not held when the run was stored, or (True) a data
-        epoch begins; it is loaded, or its order drawn, inside.
+        """Takes the loader. asked: wraps each request for a batch that was not held when the run
+        was stored, and (True) each beginning of a data epoch; the batch is loaded, or the order
+        drawn, inside.
 
         Raises: AttachError: it can be gone through once only.
         """
@@ -46,7 +47,7 @@ class PlacedLoader:
         self._goes_on = False  # the next loop goes on where the stored one was
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # while it is copied
+        if name == "_loader":  # while the loader is copied
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -75,7 +76,7 @@ class PlacedLoader:
                 self._cursor.begin()
             self._place = Place(self._cursor.behind)
         self._goes_on = False
-        self._place.begin(ahead=int(not self.sized))  # else the Trainer takes none ahead
+        self._place.begin(ahead=int(not self.sized))  # otherwise the Trainer takes no batch ahead
         self._loop = _Loop(self)
         return self._loop
 
@@ -98,13 +99,14 @@ class PlacedLoader:
         return given.pop()
 
     def close(self) -> None:
-        """Ends worker processes."""
+        """Ends the worker processes of the loader."""
         self._source.close()
 
     # ---- the place
 
     def place(self, trained: int) -> dict[str, Any]:
-        """As data. trained: batches of this data epoch that were trained on."""
+        """Returns the loader's place as plain data. trained: batches of this data epoch that were
+        trained on."""
         place = self._place
         while place.held and place.done.batch < trained:
             place.use()
@@ -119,7 +121,7 @@ class PlacedLoader:
         }
 
     def go_to(self, place: dict[str, Any], *, within: bool) -> None:
-        """To a stored place. within: the Trainer goes on within its epoch; else it begins one.
+        """Goes to a stored place. within: the Trainer goes on within its epoch; else it begins one.
 
         Raises: ChangedError: it is one of another loader.
         """
@@ -159,7 +161,7 @@ class PlacedLoader:
 
 
 class _Loop:
-    """One time through a PlacedLoader."""
+    """Goes one time through a PlacedLoader."""
 
     def __init__(self, loader: PlacedLoader) -> None:
         self._loader = loader

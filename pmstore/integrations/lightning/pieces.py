@@ -1,4 +1,4 @@
-"""What of a Trainer goes to `attach`, and what cannot be kept."""
+"""Says what of a Trainer goes to `attach`, and what cannot be kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _UNFIT: dict[tuple[type[Callback], ...], str] = {
 
 
 def refuse(trainer: Any, module: LightningModule, own: Callback) -> None:
-    """Before anything is set up. Raises: TypeError, ValueError: it cannot be kept."""
+    """Refuses a Trainer that cannot be kept, before anything is set up. Raises: TypeError,
+    ValueError."""
     ours: bool = isinstance(trainer, Trainer)
     if not ours:
         package = type(trainer).__module__.partition(".")[0]
@@ -76,7 +77,7 @@ def refuse(trainer: Any, module: LightningModule, own: Callback) -> None:
 
 
 def models_of(trainer: Any, module: LightningModule) -> Any:
-    """The module alone, or with the models that callbacks hold, such as averages."""
+    """Returns the module alone, or with the models that callbacks hold, such as averages."""
     others = {
         f"{type(one).__name__}{name}": value
         for one in trainer.callbacks
@@ -87,8 +88,9 @@ def models_of(trainer: Any, module: LightningModule) -> Any:
 
 
 def optimizers_of(trainer: Any, module: LightningModule) -> Any:
-    """One, or several by name: a name is that of the one submodule whose parameters it trains, if
-    no other trains any of that; else its number."""
+    """Returns the one optimizer, or several by name. A name is that of the one submodule whose
+    parameters the optimizer trains, if no other one trains any of that; else it is the optimizer's
+    number."""
     given = trainer.optimizers
     if len(given) < 2:
         return given[0] if given else None
@@ -113,7 +115,8 @@ def schedulers_of(trainer: Any) -> Any:
 
 
 def loss_of(outputs: Any) -> torch.Tensor | None:
-    """What `training_step` returned, as the Trainer gives it to callbacks."""
+    """Returns the loss of what `training_step` returned, as the Trainer gives it to callbacks; None
+    if there is none."""
     if isinstance(outputs, dict):
         outputs = outputs.get("loss")
     return outputs if isinstance(outputs, torch.Tensor) and outputs.numel() == 1 else None

@@ -48,8 +48,8 @@ class PmstoreTrainerCallback(TrainerCallback):
     of it. `policy` says whether it is committed then. A kill, an error and Ctrl-C take back what is
     not.
 
-    Of several ranks each has a store of its own: "run.pm" becomes "run-0.pm", "run-1.pm", ... All
-    are at the same step when the training begins (docs/DISTRIBUTED.md).
+    Where there are several ranks, each has a store of its own: "run.pm" becomes "run-0.pm",
+    "run-1.pm", ... All are at the same step when the training begins (docs/DISTRIBUTED.md).
 
     Attributes:
         run: the `pmstore.torch.Run`, while the training goes on; else None.
@@ -93,9 +93,9 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._trainer: Trainer | None = None
         self._data: TrainerData | None = None
         self._settings: dict[str, Any] = {}
-        self._written = 0  # step that was ended last
+        self._written = 0  # the step that was ended last
         self._before: torch.Tensor | None = None  # sum of losses when the step began
-        self._step = ExitStack()  # that is open
+        self._step = ExitStack()  # the step that is open
         self._resuming = False  # until the first step begins
         self._quiet = _Quiet()
         self._at_exit = partial(_close, ref(self))
@@ -103,8 +103,9 @@ class PmstoreTrainerCallback(TrainerCallback):
     # ---- before the training
 
     def folder(self) -> str | None:
-        """What to give to `Trainer.train(resume_from_checkpoint=...)`: a folder that tells the
-        Trainer which step the store holds. None: it holds none, and the training begins.
+        """Returns what to give to `Trainer.train(resume_from_checkpoint=...)`: a folder that tells
+        the Trainer which step the store holds. Returns None if the store holds no step: the
+        training begins.
 
         The folder, `<path>.resume`, holds no weights; these stay in the store. It is written anew
         at each call. The store is open from then on, until the training ends, or `close`.
@@ -132,7 +133,7 @@ class PmstoreTrainerCallback(TrainerCallback):
         return str(folder)
 
     def _ended(self, stored: StoredState, state: TrainerState) -> bool:
-        """Whether nothing of the training is left."""
+        """Returns whether nothing of the training is left to do."""
         assert self._args is not None
         if not stored.finished or _longer(stored.settings, self._args):
             return False
@@ -263,12 +264,12 @@ class PmstoreTrainerCallback(TrainerCallback):
         logs: dict[str, float] | None = None,
         **rest: Any,
     ) -> None:
-        """The last line of a training's log is written before the best model is loaded, which is
-        not what the training goes on from."""
+        """Leaves the store at the last line of a training's log. That line is written before the
+        best model is loaded, which is not what the training goes on from."""
         # ("train_runtime" is in each line, with include_num_input_tokens_seen.)
         if self.run is None or logs is None or "total_flos" not in logs:
             return
-        if self._resuming:  # and no step was left
+        if self._resuming:  # no step was left to train
             last = state.log_history[-1]
             self._put_back()
             state.log_history.append(last)
@@ -282,7 +283,7 @@ class PmstoreTrainerCallback(TrainerCallback):
         self.close()
 
     def _end_step(self, *, finished: bool) -> None:
-        """The open step is complete: the next one ends it, or leaving the store."""
+        """Completes the open step. It ends when the next one begins, or when the store is left."""
         assert self.run is not None
         assert self._trainer is not None
         assert self._data is not None
@@ -318,8 +319,8 @@ class PmstoreTrainerCallback(TrainerCallback):
 
     def export(self, n: int | None = None, folder: str | os.PathLike[str] | None = None) -> str:
         """Writes the last commit as a checkpoint of the Trainer's own, which a Trainer without this
-        callback resumes from: weights, optimizer, scheduler, generators, its state. Of several
-        ranks all call it.
+        callback resumes from: weights, optimizer, scheduler, generators, its state. Where there are
+        several ranks, all of them call it.
 
         Args:
             n: the step that it is to be of; None: whichever the store holds.
@@ -347,7 +348,7 @@ class PmstoreTrainerCallback(TrainerCallback):
     # ---- the store
 
     def close(self) -> None:
-        """Closes the store, at its last commit. What was trained stays in the model.
+        """Closes the store at its last commit. What was trained stays in the model.
 
         The training's end does it, and the program's, whatever ends it; call it after a training
         that raised, to train again in the same process.
@@ -357,8 +358,8 @@ class PmstoreTrainerCallback(TrainerCallback):
             store.__exit__(AttachError, None, None)  # any error
 
     def _leave(self) -> None:
-        """The orderly end: pending steps are committed. The model's tensors are private copies from
-        then on."""
+        """Leaves the store in order: pending steps are committed. The model's tensors are private
+        copies from then on."""
         if (store := self._let_go()) is not None:
             store.__exit__(None, None, None)
 
@@ -385,14 +386,14 @@ class PmstoreTrainerCallback(TrainerCallback):
 
 
 def _close(callback: ref[PmstoreTrainerCallback]) -> None:
-    """At the program's end, which keeps no callback alive: one that nothing holds has let go of
-    its store, for the next training of the process."""
+    """Closes the store at the program's end. It keeps no callback alive: a callback that nothing
+    holds has let go of its store, for the next training of the process."""
     if (open_still := callback()) is not None:
         open_still.close()
 
 
 def _least(step: int, args: TrainingArguments) -> int:
-    """Of all ranks: those that are ahead go back when they are attached."""
+    """Returns the least step of all ranks: ranks that are ahead go back when they are attached."""
     if args.world_size == 1:
         return step
     steps = torch.tensor(step, device=args.device)
@@ -401,14 +402,14 @@ def _least(step: int, args: TrainingArguments) -> int:
 
 
 def _longer(stored: Mapping[str, Any], args: TrainingArguments) -> bool:
-    """Whether the training was made longer since it came to its end."""
+    """Returns whether the training was given another length since it came to its end."""
     names = ("max_steps", "num_train_epochs")
     return any(stored.get(name) != getattr(args, name) for name in names)
 
 
 class _Quiet(logging.Filter):
-    """The Trainer's warning that weights are missing is left out: they are in the store. To write
-    it, it looks at an attribute that a plain module has not."""
+    """Leaves out the Trainer's warning that weights are missing: they are in the store. To write
+    that warning, the Trainer looks at an attribute that a plain module has not."""
 
     _ATTRIBUTE = "_keys_to_ignore_on_save"
 

@@ -1,4 +1,4 @@
-"""The Trainer's data: a data epoch that a kill cut off comes again as it was.
+"""Keeps the Trainer's data: a data epoch that a kill cut off comes again as it was.
 
 The Trainer counts its place itself: on a resume it takes the epoch and the batches to skip from the
 number of steps. What it does not keep is what the order and the batches are drawn from. So the
@@ -37,7 +37,7 @@ class TrainerData:
     """
 
     def __init__(self, loader: Any, accumulation: int) -> None:
-        """The loader is changed: its base loader is another one over the same data.
+        """Changes the loader: its base loader becomes another one over the same data.
 
         Raises: AttachError: it is of a kind whose place the Trainer cannot come back to.
         """
@@ -92,7 +92,7 @@ class TrainerData:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the order of the data depends on, as settings."""
+        """The settings that the order of the data depends on."""
         base = self._source.loader
         assert isinstance(base, DataLoader)
         found: dict[str, Any] = {"dataloader_num_workers": base.num_workers}
@@ -105,7 +105,7 @@ class TrainerData:
     # ---- a data epoch
 
     def begin(self, step: int) -> None:
-        """An epoch of the Trainer begins; step: optimizer steps until now.
+        """Begins an epoch of the Trainer. step: optimizer steps until now.
 
         Raises: AttachError: the Trainer could not come back into it.
         """
@@ -156,8 +156,8 @@ class TrainerData:
         )
 
     def finish(self, step: int) -> None:
-        """The state to store is that after so many steps, all of this epoch's batches loaded until
-        now but for those trained on being ahead."""
+        """Sets the state that is to be stored: after so many steps, all of this epoch's batches
+        that were loaded until now being ahead, but for those that were trained on."""
         if self._epoch is None:
             return
         first = self._epoch * self.updates if self.updates is not None else 0
@@ -168,7 +168,7 @@ class TrainerData:
     # ---- one batch
 
     def _drawn(self, number: int) -> None:
-        """Its indices were; without workers it is loaded next."""
+        """Notes that a batch's indices were drawn. Without workers the batch is loaded next."""
         if self._workers:
             return
         self._number = number
@@ -177,8 +177,8 @@ class TrainerData:
         self._before = self._watched.capture()
 
     def loaded_anew(self) -> bool:
-        """Whether the batch has to be made again: a generator that it draws from was made while it
-        was, after a resume."""
+        """Returns whether the batch has to be made again: after a resume, a generator that it draws
+        from was made only while the batch was made."""
         if not self._late:
             return False
         self._source.look()
@@ -195,10 +195,12 @@ class TrainerData:
         return bool(made)
 
     def loaded(self) -> None:
-        """The batch was."""
+        """Notes that a batch was loaded, and what the generators were before it if it drew from
+        them. Raises: AttachError: a batch of an IterableDataset drew from generators that training
+        draws from."""
         before, self._before = self._before, None
         if before is None:
-            return  # of a loader that the Trainer has made to skip
+            return  # it is of a loader that the Trainer has made to skip
         if self._looks:
             self._looks -= 1
             self._source.look()
@@ -241,7 +243,7 @@ class TrainerData:
 
 
 class _Collate:
-    """Stands for a loader's collate_fn: says when a batch is loaded."""
+    """Stands for a loader's collate_fn, and says when a batch is loaded."""
 
     def __init__(self, collate: Callable[[Any], Any], data: TrainerData) -> None:
         self._collate = collate
@@ -256,8 +258,8 @@ class _Collate:
 
 
 class _Asked:
-    """Stands for a loader's batch sampler: says when indices are drawn. Other attributes are its
-    own."""
+    """Stands for a loader's batch sampler, and says when indices are drawn. Other attributes are
+    its own."""
 
     def __init__(self, sampler: Any, drawn: Callable[[int], None]) -> None:
         self._sampler = sampler

@@ -1,4 +1,4 @@
-"""A stored training as a checkpoint of the Trainer's own."""
+"""Writes a stored training as a checkpoint of the Trainer's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pmstore.torch.structure import Structure
 
 def export(store: Store, trainer: Trainer, folder: Path) -> None:
     """Writes all that the Trainer writes itself: weights, optimizer, scheduler, scaler, generators,
-    its state. Of several ranks each writes its generators, and the first the rest."""
+    its state. With several ranks, each writes its generators, and the first writes the rest."""
     run, kept = StoredRun(StoreHolding(store)), StoredState(store)
     folder.mkdir(parents=True, exist_ok=True)
     args = trainer.args
@@ -37,7 +37,7 @@ def export(store: Store, trainer: Trainer, folder: Path) -> None:
 
 
 def _optimizer(run: StoredRun) -> dict[str, Any]:
-    """As `Optimizer.state_dict`."""
+    """Returns the optimizer's state as `Optimizer.state_dict` does."""
     stored = run.optimizer("")
     state = {
         index: {
@@ -50,8 +50,9 @@ def _optimizer(run: StoredRun) -> dict[str, Any]:
 
 
 def _generators(store: Store) -> dict[str, Any]:
-    """As the Trainer saves them. It sets them before it opens a data epoch, and amid one once it
-    has skipped: what belongs to these moments."""
+    """Returns the states of generators as the Trainer saves them. The Trainer sets generators
+    before it opens a data epoch, and within one after it has skipped: the states are those of these
+    moments."""
     data = Structure(store, "run/stateful/data").read()
     if not data["amid"] and data["start"]:
         python, numpy, cpu = (data["start"][name] for name in ("python", "numpy", "torch"))

@@ -1,4 +1,4 @@
-"""What a Trainer cannot be kept with, and what must be as it was."""
+"""Refuses what a Trainer cannot be kept with, and settings that are not what they were."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ which attach compares."""
 
 
 def refuse(trainer: Trainer, callback: TrainerCallback) -> None:
-    """Raises: AttachError: the Trainer does what the callback cannot keep."""
+    """Refuses a Trainer that does what the callback cannot keep. Raises: AttachError."""
     kind = type(callback)
     if sum(isinstance(one, kind) for one in trainer.callback_handler.callbacks) > 1:
         raise AttachError(f"the Trainer has two {kind.__name__}s: give it one")
@@ -63,7 +63,8 @@ def settings_of(trainer: Trainer, data: TrainerData) -> dict[str, Any]:
 def compare_settings(
     stored: Mapping[str, Any], given: Mapping[str, Any], accept: Sequence[str]
 ) -> None:
-    """Raises: ChangedError: a setting is not what it was, and not among those accepted."""
+    """Compares the Trainer's settings with the stored ones. Raises: ChangedError: a setting is not
+    what it was, and not among those accepted; AttachError: what is accepted is no setting."""
     if unknown := [name for name in accept if name not in given]:
         raise AttachError(f"accept={unknown[0]!r} is none of the settings: {', '.join(given)}")
     told = [

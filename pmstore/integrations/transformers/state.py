@@ -1,4 +1,4 @@
-"""What the Trainer holds beside tensors, as plain data in the store."""
+"""Keeps what the Trainer holds beside tensors, as plain data in the store."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SUMS = (
 
 
 def trainer_of(callback: object) -> Trainer:
-    """The Trainer that calls the callback. It tells its callbacks of all that it has but of itself,
-    and sums of losses and other callbacks are known to it alone."""
+    """Returns the Trainer that calls the callback. The Trainer tells its callbacks of all that it
+    has, but not of itself. It alone knows its sums of losses and its other callbacks."""
     frame = sys._getframe(1)
     while frame is not None:
         one = frame.f_locals.get("self")
@@ -42,8 +42,9 @@ def trainer_of(callback: object) -> Trainer:
 
 
 class StoredState:
-    """`<path>/state`: TrainerState without its log, states of callbacks, sums of losses;
-    `<path>/log`: the log, which grows by its new lines alone; `<path>/settings`."""
+    """Keeps the Trainer's state under three names. `<path>/state`: TrainerState without its log,
+    states of callbacks, sums of losses. `<path>/log`: the log, which grows by its new lines alone.
+    `<path>/settings`."""
 
     def __init__(self, store: Store, path: str = "trainer") -> None:
         self._store = store
@@ -66,7 +67,8 @@ class StoredState:
         return self._store.get(f"{self._path}/settings") or {}
 
     def write(self, trainer: Trainer, settings: dict[str, Any], finished: bool) -> None:
-        """Pending until the next commit. finished: the last line of the log is not of a step."""
+        """Writes the Trainer's state; it is pending until the next commit. finished: the last line
+        of the log is not of a step."""
         state = trainer.state
         fields: dict[str, Any] = {
             field.name: getattr(state, field.name)
@@ -93,7 +95,7 @@ class StoredState:
             self._store[f"{self._path}/settings"] = settings
 
     def read(self) -> TrainerState:
-        """As of the last commit."""
+        """Returns the Trainer's state as of the last commit."""
         fields = copy.deepcopy(self._store[f"{self._path}/state"]["trainer"])
         return TrainerState(**fields, log_history=self._log())
 
@@ -128,13 +130,14 @@ class StoredState:
 
 
 def _exportable(trainer: Trainer) -> Iterable[ExportableState]:
-    """The Trainer's callbacks that have a state, and its control."""
+    """Returns the Trainer's callbacks that have a state, and its control."""
     held = [*trainer.callback_handler.callbacks, trainer.control]
     return [one for one in held if isinstance(one, ExportableState)]
 
 
 def _by_name(callbacks: list[list[Any]]) -> dict[str, Any]:
-    """As TrainerState holds them: several of one class in a list."""
+    """Returns the callbacks' states by name, as TrainerState holds them: several of one class are
+    in a list."""
     found: dict[str, Any] = {}
     for kind, state in callbacks:
         if kind not in found:

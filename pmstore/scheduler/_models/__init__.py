@@ -1,1 +1,1 @@
-"""What a scheduler learns: costs, failures, times."""
+"""Models of what a scheduler learns: costs, failures, times."""

@@ -1,4 +1,4 @@
-"""What a commit to a target costs."""
+"""Learns what a commit to a target costs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pmstore.scheduler._models.timer import Recent
 
 STATE = 13
 """Numbers in `CostModel.state`."""
-_JUMP_CHANCE = 0.01  # that an odd commit begins a new cost, before it is known how many are odd
-_STRAYS = 0.05  # of commits, before any is known; it counts as much as ten of them
+_JUMP_CHANCE = 0.01  # that an odd commit begins a new cost, before many are known
+_STRAYS = 0.05  # share of strays before any commit is known; it counts as much as ten commits
 
 
 class CostModel:
-    """Seconds that a commit to one target takes from the training: C_eff = blocking + slowdown x
-    background.
+    """Learns the seconds that a commit to one target takes from the training: C_eff = blocking +
+    slowdown x background.
 
     Blocking time is a mean: typical seconds x tail. Typical is the mean of ordinary commits, which
     take from half to twice of what was expected: a fixed part plus one for each dirty byte, by
@@ -58,7 +58,7 @@ class CostModel:
         self._moments = [0.0] * 5  # weight, bytes, bytes^2, seconds, bytes x seconds
 
     def add(self, blocking_seconds: float, dirty_bytes: float | None = None) -> None:
-        """A commit that was made. Values that are not finite or negative are ignored."""
+        """Takes in a commit that was made. Values that are not finite or negative are ignored."""
         seconds = float(blocking_seconds)
         if not 0.0 <= seconds < math.inf:
             return
@@ -87,7 +87,8 @@ class CostModel:
                 self._take(one, None)
 
     def _take(self, seconds: float, dirty_bytes: float | None) -> None:
-        """An ordinary commit."""
+        """Takes in an ordinary commit: moves the mean, and the line through the bytes where they
+        are known."""
         self._ordinary += 1
         self._mean += (seconds - self._mean) * max(self._RATE, 1.0 / self._ordinary)
         if dirty_bytes is not None and 0.0 <= dirty_bytes < math.inf:
@@ -105,11 +106,11 @@ class CostModel:
         self._strays += (was_one - self._strays) * max(1.0 / (self.count + 10.0), self._TAIL_RATE)
 
     def _jump(self) -> float:
-        """Probability that the odd commits so far are of a new cost."""
+        """Returns the probability that the odd commits so far are of a new cost."""
         return _JUMP_CHANCE / (_JUMP_CHANCE + self._strays ** len(self._odd))
 
     def add_background(self, seconds: float, slowdown: float) -> None:
-        """A background part that has ended."""
+        """Takes in the background part of a commit, which has ended."""
         if not (0.0 <= seconds < math.inf and 0.0 <= slowdown < 1.0):
             return
         self.background += (seconds - self.background) * (
@@ -118,25 +119,26 @@ class CostModel:
         self.slowdown = slowdown
 
     def _typical(self, dirty_bytes: float | None) -> float:
-        """Seconds of an ordinary commit of so many bytes."""
+        """Returns the seconds of an ordinary commit of so many bytes."""
         line = self._line()
         if line is None or dirty_bytes is None:
             return self._mean
         return max(line[0] + line[1] * dirty_bytes, 0.0)
 
     def blocking(self, dirty_bytes: float | None = None) -> float:
-        """Expected blocking seconds of a commit of so many bytes."""
+        """Returns the expected blocking seconds of a commit of so many bytes."""
         expected = self._typical(dirty_bytes) * self._tail
         if self._odd:
             expected += self._jump() * (sum(self._odd) / len(self._odd) - expected)
         return expected
 
     def price(self, dirty_bytes: float | None = None) -> float:
-        """C_eff, in seconds; 0.0 before the first commit."""
+        """Returns C_eff, in seconds; 0.0 before the first commit."""
         return self.blocking(dirty_bytes) + self.slowdown * self.background
 
     def _line(self) -> tuple[float, float] | None:
-        """Fixed seconds and seconds per byte; None where the bytes do not differ enough to tell."""
+        """Returns the fixed seconds and the seconds per byte; None where the bytes do not differ
+        enough to tell."""
         weight, x, xx, y, xy = self._moments
         if weight < 2.0:
             return None
@@ -158,12 +160,13 @@ class CostModel:
 
     @property
     def p99(self) -> float:
-        """Of the blocking seconds of the last 128 commits; with fewer than 100 the largest."""
+        """The 99th percentile of the blocking seconds of the last 128 commits, but not less than
+        the mean of ordinary ones. With fewer than 100 commits it is the largest."""
         return max(self._recent.quantile(0.99), self._mean)
 
     @property
     def largest(self) -> float:
-        """Of the blocking seconds of the last 128 commits."""
+        """The largest of the blocking seconds of the last 128 commits."""
         return self._recent.largest
 
     def state(self) -> list[float]:
@@ -180,7 +183,7 @@ class CostModel:
         ]
 
     def restore(self, state: Sequence[float]) -> None:
-        """Raises: ValueError for what `state` never gives."""
+        """Goes on from what `state` returned. Raises: ValueError for what `state` never gives."""
         if not min(*state[:5], *state[10:]) >= 0.0:
             raise ValueError("a commit's cost is not negative")
         self.count = int(state[0])

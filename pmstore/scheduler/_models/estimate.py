@@ -1,5 +1,5 @@
-"""A rate of failures from counts: what is expected before anything was counted, and when old counts
-stop to count."""
+"""Estimates a rate of failures from counts: what is expected before anything was counted, and when
+old counts stop to count."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LONG = 0.1  # of the seconds before
 
 
 def log_evidence(failures: float, seconds: float) -> float:
-    """Log of the likelihood of so many failures in so many seconds, a mean over the prior. The
-    prior is a mixture of Gamma distributions, and so this has a closed form:
-    sum_k w_k b_k Gamma(1 + n) / (b_k + T)^(1 + n), where b_k is the decade's mean time."""
+    """Returns the log of the likelihood of so many failures in so many seconds, a mean over the
+    prior. The prior is a mixture of Gamma distributions, and so this has a closed form: sum_k w_k
+    b_k Gamma(1 + n) / (b_k + T)^(1 + n), where b_k is the decade's mean time."""
     logs = [
         weight + math.log(mean) - (1.0 + failures) * math.log(mean + seconds)
         for mean, weight in _DECADES
@@ -29,8 +29,8 @@ def log_evidence(failures: float, seconds: float) -> float:
 
 
 def expected_rate(failures: float, seconds: float) -> float:
-    """Posterior mean of the failures per second, from counts of one rate that does not change: the
-    mean of (1 + n) / (b_k + T) over the decades, by their posterior weights.
+    """Returns the posterior mean of the failures per second, from counts of one rate that does not
+    change: the mean of (1 + n) / (b_k + T) over the decades, by their posterior weights.
 
     The mean is what minimises expected lost time: that is linear in the rate. Without counts it is
     one failure in 26 minutes; after four hours without a failure one in 21 hours.
@@ -45,7 +45,7 @@ def expected_rate(failures: float, seconds: float) -> float:
 
 @dataclass(slots=True)
 class Evidence:
-    """How much of what was counted still says something of the rate.
+    """Measures how much of what was counted still says something of the rate.
 
     Counts come in stretches of four failures, or of a run without one that was long. What was
     counted before a stretch has the stretch's rate too, or the rate is another one since (another
@@ -66,7 +66,7 @@ class Evidence:
     seen_seconds: float = 0.0
 
     def rate(self, failures: float, seconds: float) -> float:
-        """Expected failures per second, where so much has been counted in all."""
+        """Returns the expected failures per second, where so much has been counted in all."""
         failures, seconds = self._since(failures, seconds)
         same = self._same(failures, seconds)
         return same * expected_rate(self.failures + failures, self.seconds + seconds) + (
@@ -74,8 +74,8 @@ class Evidence:
         ) * expected_rate(failures, seconds)
 
     def take(self, failures: float, seconds: float, *, run_ended: bool = False) -> None:
-        """So much has been counted in all: ends the stretch where that is due. Called after each
-        failure, and at the first opening after a run."""
+        """Ends the stretch if that is due, where so much has been counted in all. It is called
+        after each failure, and at the first opening after a run."""
         new_failures, new_seconds = self._since(failures, seconds)
         quiet = run_ended and not new_failures and new_seconds > _LONG * self.seconds
         if new_failures < _STRETCH and not quiet:
@@ -89,7 +89,7 @@ class Evidence:
         return max(failures - self.seen_failures, 0.0), max(seconds - self.seen_seconds, 0.0)
 
     def _same(self, failures: float, seconds: float) -> float:
-        """Probability that the stretch has the rate of those before."""
+        """Returns the probability that the stretch has the rate of those before."""
         if not self.seconds:
             return 1.0
         before = log_evidence(self.failures, self.seconds)

@@ -1,4 +1,4 @@
-"""How often the job fails, learned across restarts."""
+"""Learns how often the job fails, across restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _SHARE = 0.15
 
 
 class HazardModel:
-    """Failures per second of running, from what was counted (`pmstore.scheduler._models.estimate`).
+    """Estimates the failures per second of running, from what was counted
+    (`pmstore.scheduler._models.estimate`).
 
     A failure is an end that loses work. With a store the counts live in the store's history
     record, which no roll back touches: a failure is exactly what a roll back must not make forget.
@@ -64,13 +65,14 @@ class HazardModel:
     # ---- what it says
 
     def rate(self, target: int = 0, targets: int = 1) -> float:
-        """Expected failures per second that need target number `target` of `targets` for the
-        restart (0: the first, fastest)."""
+        """Returns the expected failures per second that need target number `target` of `targets`
+        for the restart (0: the first, fastest)."""
         total = self._evidence.rate(sum(self.failures), self.exposure_seconds)
         return total * self.share(target, targets)
 
     def share(self, target: int, targets: int) -> float:
-        """Of all failures, those that need target number `target` of `targets`. They sum to 1."""
+        """Returns the share of all failures that need target number `target` of `targets`. The
+        shares sum to 1."""
         weight = 2.0  # of the default, in failures
         shares = default_shares(targets)
         counts = [
@@ -81,22 +83,22 @@ class HazardModel:
     # ---- what it is told
 
     def expose(self, seconds: float) -> None:
-        """Time that the job has run."""
+        """Counts time that the job has run."""
         if 0.0 < seconds < math.inf:
             self.exposure_seconds += seconds
 
     def begin_run(self) -> None:
-        """Another run begins, that may have another rate. (The first model of an opening of a store
-        calls it itself.)"""
+        """Notes that another run begins, which may have another rate. (The first model of an
+        opening of a store calls it itself.)"""
         self._evidence.take(sum(self.failures), self.exposure_seconds, run_ended=True)
 
     def failed(self, target: int = 0) -> None:
-        """A failure, restarted from what that target had."""
+        """Counts a failure, after which the job was restarted from what that target had."""
         self.failures[max(0, min(target, TARGETS_MAX - 1))] += 1.0
         self._evidence.take(sum(self.failures), self.exposure_seconds)
 
     def counts(self) -> list[float]:
-        """Seconds of exposure, preemptions, failures by target."""
+        """Returns the seconds of exposure, the preemptions, and the failures by target."""
         return [self.exposure_seconds, self.preemptions, *self.failures]
 
     def adopt(self, counts: Sequence[float]) -> None:
@@ -108,7 +110,8 @@ class HazardModel:
             self.save(now=True)
 
     def announce(self, end: Announced) -> None:
-        """Call it when all work is committed; again, with NOTHING, if that end does not come."""
+        """Notes that this end is no failure. Call it when all work is committed; call it again with
+        NOTHING if that end does not come."""
         if end is not self.announced:
             self.announced = end
             self.save(now=True)
@@ -116,12 +119,13 @@ class HazardModel:
     # ---- what a crash must not take back either
 
     def cost(self, key: int) -> float | None:
-        """Seconds that the last commit to a target took, in this run of the program or one before
-        it; None: not known. key: not 0, stands for the target."""
+        """Returns the seconds that the last commit to a target took, in this run of the program or
+        one before it; None: not known. key: not 0, stands for the target."""
         return self._costs.get(key)
 
     def keep_cost(self, key: int, seconds: float) -> None:
-        """In the store with the next `save`; at once if it is the first."""
+        """Keeps the seconds that a commit to a target took. They are in the store with the next
+        `save`; at once if they are the first."""
         if 0.0 <= seconds < math.inf:
             first = key not in self._costs
             self._costs.pop(key, None)  # the last that were kept stay
@@ -132,8 +136,8 @@ class HazardModel:
 
     @property
     def save_seconds(self) -> float:
-        """How much running time a kill may make forget: a twentieth of the time between two
-        failures, a minute at most."""
+        """The running time that a kill may make the model forget: a twentieth of the time between
+        two failures, a minute at most."""
         return min(0.05 / self.rate(), 60.0)
 
     def save(self, *, now: bool = False) -> None:
@@ -167,7 +171,7 @@ class HazardModel:
 
 
 def default_shares(targets: int) -> list[float]:
-    """Of all failures, those that need each target, where nothing is known.
+    """Returns the shares of all failures that need each target, where nothing is known.
 
     >>> [round(share, 4) for share in default_shares(3)]
     [0.85, 0.1275, 0.0225]

@@ -1,4 +1,4 @@
-"""Where on its loss curve a run is: the density of progress."""
+"""Estimates where on its loss curve a run is: the density of progress."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _P = np.tile(np.array([0.3, 0.5, 0.75, 1.0, 1.5]), 16)
 
 
 def _shapes(z: _Floats) -> _Floats:
-    """Values of all shapes, one row each."""
+    """Returns the values of all shapes, one row each."""
     falling = np.exp(-np.outer(_K, z))
     power = np.exp(-_P[:, None] * np.log1p(z[None, :] / _Z0[:, None]))
     return np.concatenate([falling, power])
 
 
 def _slopes(z: float) -> _Floats:
-    """-d/dz of all shapes at one place."""
+    """Returns -d/dz of all shapes at one place."""
     falling = _K * np.exp(-_K * z)
     power = _P / _Z0 * np.exp(-(_P + 1.0) * np.log1p(z / _Z0))
     return np.concatenate([falling, power])
@@ -38,7 +38,7 @@ def _slopes(z: float) -> _Floats:
 
 @dataclass(slots=True)
 class _Fit:
-    """What a refit found, for the segment that began at step `start`."""
+    """The result of a refit, for the segment that began at step `start`."""
 
     start: float
     scale: float  # steps of z = 1
@@ -49,7 +49,7 @@ class _Fit:
 
 
 class LossFit:
-    """w(t): the density of loss reduction at step t, relative to its mean over the job.
+    """Estimates w(t): the density of loss reduction at step t, relative to its mean over the job.
 
     Losses go into buckets whose ends grow by 12 %, so that a job of any length needs few and noise
     averages out. A refit weighs each of 116 shapes (exponentials and power laws with floor) by how
@@ -84,7 +84,8 @@ class LossFit:
         self.closed: bool = False
 
     def add(self, step: int, loss: float) -> None:
-        """One loss; finite. `closed` is set when it ended a bucket: time for `refit`."""
+        """Takes in one loss, which is finite. `closed` is set when it ended a bucket: time for
+        `refit`."""
         self._count += 1
         self._sum += loss
         self._sum2 += loss * loss
@@ -106,7 +107,8 @@ class LossFit:
         self._end = self._segment + max(since + 1.0, since * _GROWTH)
 
     def new_segment(self, step: int) -> None:
-        """The learning rate jumped: the curve before says little of what follows."""
+        """Begins a new segment: the learning rate jumped, and the curve before says little of what
+        follows."""
         self._close(step)
         if self._fit is not None and self._origin is None:
             self._origin = self._rows[0][2]
@@ -172,7 +174,7 @@ class LossFit:
         self._fit = _Fit(self._segment, scale, amplitude, posterior, np.maximum(drop, 1e-12), trust)
 
     def weight(self, step: float) -> float:
-        """w at that step: 1.0 where nothing is known."""
+        """Returns w at that step: 1.0 where nothing is known."""
         fit = self._fit
         if fit is None:
             return 1.0
@@ -214,5 +216,5 @@ class LossFit:
 
     @staticmethod
     def state_size() -> int:
-        """Numbers in the largest state."""
+        """Returns how many numbers the largest state has."""
         return 8 + 4 * _BUCKETS

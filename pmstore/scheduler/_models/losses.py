@@ -1,4 +1,4 @@
-"""Reading losses, without waiting for a device that computes them."""
+"""Reads losses, without waiting for a device that computes them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _FEWER = 256  # steps after which a second one is skipped, and so on
-_FEWEST = 15  # that are skipped at most
+_FEWEST = 15  # steps that are skipped at most
 
 
 class Losses:
-    """Numbers of what users give as losses.
+    """Reads the numbers of what users give as losses.
 
     To read a tensor takes longer than all else in a step, and the loss curve is a mean of many: so
     fewer are read as there are more of them.
@@ -26,7 +26,8 @@ class Losses:
         self._device: DeviceLoss | None = None
 
     def read(self, step: int, loss: Any) -> Iterator[tuple[int, float]]:
-        """(step, value) of those that are known now: of this step, or of an earlier one."""
+        """Yields the losses that are known now, as (step, value): of this step, or of an earlier
+        one."""
         self.due = step + 1 + min(step // _FEWER, _FEWEST)
         if self._device is not None and (arrived := self._device.poll()) is not None:
             yield arrived
@@ -54,7 +55,7 @@ class Losses:
 
 
 class DeviceLoss:
-    """Copies a CUDA loss to pinned memory on the stream's own time, one at a time; it is read when
+    """Copies a CUDA loss to pinned memory on the stream's own time, one at a time. It is read when
     the copy has arrived.
 
     So the training thread never waits for the device, and losses come a few steps late; those that
@@ -81,7 +82,7 @@ class DeviceLoss:
         self._step = step
 
     def poll(self) -> tuple[int, float] | None:
-        """(step, loss) of a copy that has arrived."""
+        """Returns the (step, loss) of a copy that has arrived; None: none has."""
         if self._step is None or not self._event.query():
             return None
         step, self._step = self._step, None

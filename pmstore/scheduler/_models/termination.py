@@ -1,4 +1,4 @@
-"""How likely the user ends the run early."""
+"""Estimates how likely the user ends the run early."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 
 class TerminationModel:
-    """Early ends per second of work, from the lengths of earlier runs: ends before time / seconds
-    of all runs.
+    """Estimates the early ends per second of work, from the lengths of earlier runs: ends before
+    time / seconds of all runs.
 
     The maximum-likelihood rate of a constant hazard with censoring: a run that reached its end was
     not terminated, but adds its seconds. Without earlier runs it is 0: nothing is assumed of a
@@ -19,19 +19,19 @@ class TerminationModel:
     """
 
     def __init__(self, runs: Iterable[tuple[float, bool]] = ()) -> None:
-        """runs: (seconds of work, whether it reached its end)."""
+        """Takes in the earlier runs. runs: (seconds of work, whether it reached its end)."""
         self.ended_early: int = 0
         self.seconds: float = 0.0
         for seconds, finished in runs:
             self.add(seconds, finished)
 
     def add(self, seconds: float, finished: bool) -> None:
-        """One earlier run. Lengths that are not finite or not positive are ignored."""
+        """Takes in one earlier run. Lengths that are not finite or not positive are ignored."""
         if 0.0 < seconds < math.inf:
             self.seconds += seconds
             self.ended_early += not finished
 
     @property
     def rate(self) -> float:
-        """Per second."""
+        """The early ends per second of work; 0.0 without earlier runs."""
         return self.ended_early / self.seconds if self.seconds else 0.0

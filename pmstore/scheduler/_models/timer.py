@@ -1,4 +1,4 @@
-"""How long an iteration takes."""
+"""Learns how long an iteration takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Recent:
         self.values.append(value)
 
     def quantile(self, share: float) -> float:
-        """The smallest value that `share` of the values do not exceed; 0.0 without values."""
+        """Returns the smallest value that `share` of the values do not exceed; 0.0 without
+        values."""
         if not self.values:
             return 0.0
         ordered = sorted(self.values)
@@ -42,7 +43,8 @@ class Recent:
 
 
 class IterationTimer:
-    """Seconds of one iteration: a moving average, and the 99th percentile of the last 128.
+    """Learns the seconds of one iteration: a moving average, and the 99th percentile of the last
+    128.
 
     The first iterations (`warm_up`) are not taken in: they compile, allocate and fill caches.
     Commits are not part of an iteration, because the scheduler starts the next one after them. A
@@ -71,7 +73,7 @@ class IterationTimer:
         self.count: int = 0
 
     def add(self, seconds: float) -> None:
-        """An iteration without a commit in the background."""
+        """Takes in an iteration without a commit in the background."""
         mean, count = self.mean, self.count
         if count > 20 and seconds <= self._HICCUP * mean:  # nearly always
             self._hiccups = 0
@@ -82,7 +84,7 @@ class IterationTimer:
             self._add_odd(seconds)
 
     def _add_odd(self, seconds: float) -> None:
-        """One of the first, or a long one."""
+        """Takes in one of the first iterations, or a long one."""
         mean = self.mean
         if self._cold:
             self._cold -= 1
@@ -100,7 +102,7 @@ class IterationTimer:
         self._recent.add(seconds)
 
     def add_busy(self, seconds: float) -> None:
-        """An iteration beside a commit in the background."""
+        """Takes in an iteration beside a commit in the background."""
         if seconds > self._HICCUP * max(self.mean, self.busy):
             return
         self._busy_count += 1
@@ -117,7 +119,7 @@ class IterationTimer:
 
     @property
     def largest(self) -> float:
-        """Of the last 128."""
+        """The largest of the last 128 iterations, but not less than the mean; seconds."""
         return max(self._recent.largest, self.mean)
 
     @property
@@ -132,7 +134,7 @@ class IterationTimer:
         return [self.mean, self.busy, float(self.count), float(self._busy_count)]
 
     def restore(self, state: Sequence[float]) -> None:
-        """Raises: ValueError for what `state` never gives."""
+        """Goes on from what `state` returned. Raises: ValueError for what `state` never gives."""
         if not min(state[:4]) >= 0.0:
             raise ValueError("a time is not negative")
         self.mean, self.busy = state[0], state[1]

@@ -1,4 +1,4 @@
-"""What a lost second of work is worth, as an objective has it."""
+"""Says what a lost second of work is worth, as an objective has it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HUGE = 1e50
 """No loss is as large; its square would overflow."""
 STATE = 1 + LossFit.state_size()
 """Numbers in the largest `Worth.state`."""
-_ENOUGH_STEPS = 100  # in which a run that gives losses has given one
+_ENOUGH_STEPS = 100  # steps in which a run that gives losses has given one
 
 
 class Worth:
-    """Every second of work is worth the same: the objective "time". It learns nothing.
+    """Says that every second of work is worth the same: the objective "time". It learns nothing.
 
     Attributes:
         learns: `step` wants to see each step.
@@ -36,7 +36,7 @@ class Worth:
         """Takes in the learning rate of the steps that follow."""
 
     def refresh(self, step: int, total_steps: int | None) -> None:
-        """Computes `weight`. total_steps: of the job; None: not known."""
+        """Computes `weight` anew. total_steps: of the job; None: not known."""
 
     def hazard(self, rate: float) -> float:
         """Returns h, the failures per second that come at `rate`, weighed by what they take."""
@@ -57,7 +57,8 @@ class Worth:
 
 
 class ProgressWorth(Worth):
-    """Work is worth the progress that it made: the objectives "balanced", "progress", "explore".
+    """Says that work is worth the progress that it made: the objectives "balanced", "progress",
+    "explore".
 
     Args:
         termination: of early ends by the user, which lose what was not committed for good; for
@@ -77,7 +78,7 @@ class ProgressWorth(Worth):
         total_steps: int | None,
         warn: Callable[[str, str], None],
     ) -> None:
-        """h = rate (base + density w) + (rate of early ends) w."""
+        """Makes a model with h = rate (base + density w) + (rate of early ends) w."""
         self._base, self._density, self._total = base, density, total_steps
         self.termination: TerminationModel = termination or TerminationModel()
         self._warn = warn
@@ -106,7 +107,8 @@ class ProgressWorth(Worth):
             self._warn("nan", f"a loss was {value}: it is left out of the loss curve")
 
     def learning_rate(self, step: int, value: float) -> None:
-        """A jump by more than a third starts a new segment of the loss curve."""
+        """Takes in the learning rate. A jump by more than a third starts a new segment of the loss
+        curve."""
         old, self._rate = self._rate, value
         if old is None or not (0.0 < old < math.inf and 0.0 < value < math.inf):
             return

@@ -1,1 +1,1 @@
-"""Notices that the process is about to end."""
+"""Hears notices that the process is about to end."""

@@ -1,4 +1,4 @@
-"""What the metadata service of a cloud says about the end of this machine."""
+"""Asks the metadata service of a cloud about the end of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Unreachable(OSError):
 
 
 class Aws:
-    """Spot instances of EC2, by version 2 of the metadata service.
+    """Asks for the end of spot instances of EC2, by version 2 of the metadata service.
 
     `spot/instance-action` is not found until AWS has decided to take the instance, two minutes
     ahead. A recommendation to rebalance is only advice, and is not asked for: many an instance that
@@ -33,7 +33,7 @@ class Aws:
         self._token = ""
 
     def __call__(self) -> float | None:
-        """Seconds left; None: no notice. Raises: Unreachable."""
+        """Returns the seconds left; None: no notice. Raises: Unreachable."""
         if not self._token:
             self._renew()
         status, body, _ = self._get()
@@ -67,14 +67,15 @@ class Aws:
 
 
 class Gcp:
-    """Spot and preemptible machines of Compute Engine: 30 seconds from the notice to the end. A
-    maintenance of the host counts if it ends the machine, not if that moves to another host."""
+    """Asks for the end of spot and preemptible machines of Compute Engine: 30 seconds pass from the
+    notice to the end. A maintenance of the host counts if it ends the machine, not if that moves to
+    another host."""
 
     def __init__(self) -> None:
         self._host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
 
     def __call__(self) -> float | None:
-        """Seconds left; None: no notice. Raises: Unreachable."""
+        """Returns the seconds left; None: no notice. Raises: Unreachable."""
         told = self._get("preempted") == "TRUE"
         told = told or self._get("maintenance-event").startswith("TERMINATE")
         return _GCP_SECONDS if told else None
@@ -92,7 +93,8 @@ def _host_of(url: str) -> str:
 
 
 def _until(body: str) -> float:
-    """Seconds to the time that a notice tells; what it is, if it tells none that can be read."""
+    """Returns the seconds to the time that a notice tells. If it tells none that can be read, it is
+    two minutes, as AWS gives."""
     try:
         told = datetime.strptime(json.loads(body)["time"], "%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, KeyError, TypeError):
@@ -102,7 +104,8 @@ def _until(body: str) -> float:
 
 
 def _ask(host: str, method: str, path: str, headers: dict[str, str]) -> tuple[int, str, str]:
-    """Status, body, and the header Metadata-Flavor. Never by a proxy.
+    """Asks the service. Returns status, body, and the header Metadata-Flavor. It never asks by a
+    proxy.
 
     Raises: Unreachable.
     """

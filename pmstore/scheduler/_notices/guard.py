@@ -1,4 +1,4 @@
-"""Using the time between a preemption notice and the end."""
+"""Uses the time between a preemption notice and the end."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from pmstore.scheduler.target import Target
 
 _LATE_SECONDS = 60.0
-_FAILURES = 3  # in a row, that are told
+_FAILURES = 3  # failures in a row after which they are told
 _FAR_SECONDS = 600.0  # no notice that a machine is taken away comes so early
 _SIGNALLED_SECONDS = 1800.0  # a signal at most so long before the known end tells of that end
 _PLANNED_SECONDS = 60.0
-"""Before an end that is known ahead, in which a program stops: at least so many."""
+"""How long before an end that is known ahead a program stops, at least."""
 
 
 class PreemptionGuard:
     """Notices that this process is about to be taken away, so that the scheduler commits now, goes
     on, and commits in time.
 
-    SIGTERM is a notice, whatever the source. Beside it:
+    SIGTERM is a notice, whatever the source. Other notices depend on the source:
 
     * "sigterm": nothing else. Kubernetes and torchrun give 30 seconds.
     * "slurm": SIGUSR1 (`--signal=USR1@120`), and the end of the job's time, from a minute ahead or
@@ -41,8 +41,8 @@ class PreemptionGuard:
       seconds and every second.
     * "file:<path>": a file appears. It holds the time of the end, in seconds since 1970, or
       nothing: then it is `notice_seconds` away.
-    * a callable that returns the seconds left, or None. Called once a second, in the thread that
-      trains or, while the guard is entered, another one.
+    * a callable that returns the seconds left, or None. It is called once a second, in the thread
+      that trains or, while the guard is entered, in another one.
 
     The commits happen in `CommitScheduler.step`, and `scheduler.stopping` tells the loop that the
     last one has been made: a signal handler only notes the notice. A process that is still there a
@@ -95,7 +95,7 @@ class PreemptionGuard:
         self._signals = self.source.signals if signals is None else tuple(signals)
         self._clock = clock
         self._reserve = 0.0  # seconds that a step and the last commit may take, as measured
-        self._told = False  # that they do not fit
+        self._told = False  # it was said that they do not fit
         self._watch: _Watch | None = None
         self._process = os.getpid()
         self._ends: float | None = None
@@ -107,8 +107,9 @@ class PreemptionGuard:
     # ---- notices
 
     def notify(self, seconds_left: float | None = None, *, planned: bool = False) -> None:
-        """A notice: the end comes in so many seconds. planned: it was known long before. Safe in a
-        signal handler; a second one changes nothing, unless the first was of an end that is far."""
+        """Takes in a notice: the end comes in so many seconds. planned: it was known long before.
+        It is safe in a signal handler. A second notice changes nothing, unless the first was of an
+        end that is far."""
         now = self._clock()
         if self._ends is None or self.time_left(now) > self._far():
             self.planned = planned
@@ -116,14 +117,16 @@ class PreemptionGuard:
             self._ends = now + (self.notice_seconds if seconds_left is None else seconds_left)
 
     def noticed(self) -> bool:
-        """Whether a notice has come, and the end is near. Cheap: called in every step."""
+        """Returns whether a notice has come, and the end is near. It is cheap: it is called in
+        every step."""
         if self._ends is None and self._polls and self._watch is None:
             self._look()
         return self._near()
 
     def _near(self) -> bool:
-        """An end that is far, as that of an allocation whose first hour has just begun, is planned:
-        it is no reason to commit or to stop yet. One that has not come expires."""
+        """Returns whether the end is near. An end that is far, as that of an allocation whose first
+        hour has just begun, is planned: it is no reason to commit or to stop yet. An end that has
+        not come expires."""
         if self._ends is None:
             return False
         left = self.time_left(self._clock())
@@ -138,7 +141,8 @@ class PreemptionGuard:
         return max(_FAR_SECONDS, 2.0 * self._reserve)
 
     def _expire(self) -> None:
-        """The end did not come. A source that goes on telling of it has nothing new to say."""
+        """Notes that the end did not come. A source that goes on telling of it has nothing new to
+        say."""
         self._ends = None
         self.first, self.finished, self.planned = True, False, False
         self._expired = True
@@ -161,23 +165,23 @@ class PreemptionGuard:
         return self._near()
 
     def _ahead(self) -> float:
-        """Seconds before a planned end from which it is a notice."""
+        """Returns how many seconds before a planned end it becomes a notice."""
         return max(_PLANNED_SECONDS, self.notice_seconds, 2.0 * self._reserve)
 
     def time_left(self, now: float) -> float:
-        """Seconds to the end; infinite without a notice."""
+        """Returns the seconds to the end; infinite without a notice."""
         return math.inf if self._ends is None else self._ends - now
 
     # ---- what fits
 
     def needed(self, timer: IterationTimer, cost: CostModel) -> float:
-        """Seconds that one more iteration and the last commit may take: less than these left, the
-        commit is due."""
+        """Returns the seconds that one more iteration and the last commit may take. If fewer are
+        left, the commit is due."""
         return max(timer.p99, timer.largest) * 1.1 + self.last_commit(cost)
 
     def last_commit(self, cost: CostModel) -> float:
-        """Seconds to set aside for a commit: the slowest seen and a margin, its background part
-        included."""
+        """Returns the seconds to set aside for a commit: the slowest seen and a margin, its
+        background part included."""
         return max(cost.p99, cost.largest) * (1.0 + self.margin) + cost.background
 
     def target_for(self, targets: Sequence[Target], now: float) -> Target:
@@ -199,8 +203,8 @@ class PreemptionGuard:
             self.measured(max(timer.p99, timer.largest), self.last_commit(cost))
 
     def measured(self, step_seconds: float, commit_seconds: float) -> None:
-        """A step and a commit may take so long. Says so, once, if that is longer than the time from
-        a notice to the end."""
+        """Notes how long a step and a commit may take. Says so, once, if that is longer than the
+        time from a notice to the end."""
         self._reserve = step_seconds + commit_seconds
         if self._reserve <= self.notice_seconds or self._told:
             return
@@ -217,7 +221,8 @@ class PreemptionGuard:
     # ---- signals, and sources that are asked in a thread
 
     def enter(self) -> bool:
-        """As the block does, unless it was entered already: then False. `__exit__` ends it."""
+        """Enters the guard as its block does. Returns False if it was entered already. `__exit__`
+        ends it."""
         if self._watch is not None:
             return False
         self.__enter__()
@@ -267,7 +272,8 @@ class PreemptionGuard:
         self.notify(left, planned=left is not None)
 
     def _left_at(self, number: int) -> float | None:
-        """Seconds, at that signal: what Slurm sends ahead of the end (`--signal`) tells of that."""
+        """Returns the seconds that are left at that signal, which Slurm may send ahead of the end
+        (`--signal`); None: it says nothing of the end."""
         end = self.source.ends_at
         if end is None or number == signal.SIGTERM:
             return None
@@ -281,7 +287,8 @@ class _Watch:
     """Asks the source of a guard that is entered, in a thread, if that can be asked."""
 
     def __init__(self, guard: PreemptionGuard, *, told: bool = False) -> None:
-        """told: it is known, and was said, that the source does not answer now."""
+        """Starts the thread. told: it is known, and was said, that the source does not answer
+        now."""
         self._guard = weakref.ref(guard)
         self._failures = _FAILURES if told else 0  # in a row
         self._closed = threading.Event()

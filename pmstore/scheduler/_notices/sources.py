@@ -1,4 +1,4 @@
-"""Where notices of a process's end come from, by name."""
+"""Finds by name where notices of a process's end come from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TORCHRUN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Of notices.
+    """A source of notices.
 
     Attributes:
         name: in words.
@@ -47,7 +47,7 @@ class Source:
 
 
 def source_of(source: object, notice_seconds: float | None) -> Source:
-    """What `PreemptionGuard(source=)` means.
+    """Returns the source that `PreemptionGuard(source=)` means.
 
     Raises: TypeError, ValueError: it is none.
     """
@@ -73,8 +73,8 @@ def source_of(source: object, notice_seconds: float | None) -> Source:
 
 
 def _slurm(environment: Mapping[str, str]) -> Source:
-    """SIGTERM is a preemption, scancel or the end: KillWait (30 s) later comes SIGKILL. SIGUSR1 is
-    what `--signal=USR1@120` asks for."""
+    """Returns the source for a job of Slurm. SIGTERM is a preemption, scancel or the end: KillWait
+    (30 s) later comes SIGKILL. SIGUSR1 is what `--signal=USR1@120` asks for."""
     about, ends_at = "", None
     signals = (signal.SIGTERM, signal.SIGUSR1)
     try:
@@ -95,8 +95,9 @@ def _slurm(environment: Mapping[str, str]) -> Source:
 
 
 def _torchrun(environment: Mapping[str, str], notice_seconds: float | None) -> str:
-    """Its agent passes SIGTERM on, and sends SIGKILL after 30 s; no option of torchrun changes
-    that."""
+    """Says that the time given is longer than torchrun gives; "" if it is not, or this is no
+    process of torchrun. Its agent passes SIGTERM on, and sends SIGKILL after 30 s; no option of
+    torchrun changes that."""
     if "TORCHELASTIC_RUN_ID" not in environment or (notice_seconds or 0.0) <= _TORCHRUN_SECONDS:
         return ""
     return (

@@ -22,8 +22,8 @@ class Agreed:
         self._target = NEVER
 
     def agree(self, step: int, target: int) -> None:
-        """At the end of that step (of the scheduler's count) it commits to that target. What was
-        agreed on before no longer holds."""
+        """Has the rule commit to that target at the end of that step (of the scheduler's count).
+        What was agreed on before no longer holds."""
         self._step, self._target = step, target
 
     def decide(self, outlook: Outlook, /) -> int:

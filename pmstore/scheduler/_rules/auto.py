@@ -15,11 +15,11 @@ from pmstore.scheduler.target import Target
 AUTO: Final = "auto"
 Objective = Literal["time", "balanced", "progress", "explore"]
 _SHARES = {"balanced": (0.5, 0.5), "progress": (0.0, 1.0), "explore": (1.0, 0.0)}
-"""Of the rate of failures: what counts for each second of work, and what for its progress."""
+"""The shares of the rate of failures that count for each second of work, and for its progress."""
 
 
 def seconds_of_loss(value: float) -> float:
-    """A bound on lost work. Raises: TypeError, ValueError."""
+    """Checks a bound on lost work, and returns it in seconds. Raises: TypeError, ValueError."""
     number = not isinstance(value, bool)  # True is no number of seconds
     try:
         if number and 0.0 <= value < math.inf:
@@ -121,8 +121,8 @@ class Auto:
             target.least_work = target.price / self.max_overhead if self.max_overhead else 0.0
 
     def bound(self, price: float) -> float:
-        """Seconds of work at stake at which it commits the first target, where a commit costs so
-        much (NaN: not known yet)."""
+        """Returns the seconds of work at stake at which it commits the first target, where a commit
+        costs so much (NaN: not known yet)."""
         if self.max_loss is None:
             return math.inf
         if self.loss_budget is None or price != price:
@@ -141,7 +141,7 @@ class Auto:
 
     @staticmethod
     def _reason(target: Target, warm: bool) -> str:
-        """Why it commits now; empty: it does not."""
+        """Says why it commits now; "" if it does not."""
         if target.handle is not None or target.work < target.retry_work:
             return ""
         if target.work >= target.most_work:

@@ -1,4 +1,4 @@
-"""What a commit rule is, and what it may look at."""
+"""Says what a commit rule is, and what it may look at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEVER = -1
 
 
 class Outlook(Protocol):
-    """All that a rule may look at: a scheduler, as a rule sees it.
+    """Has all that a rule may look at: a scheduler, as a rule sees it.
 
     Attributes:
         steps: finished steps of the run, over all its processes.
@@ -40,17 +40,17 @@ class Outlook(Protocol):
 
 @runtime_checkable
 class CommitPolicy(Protocol):
-    """A rule. The scheduler measures, accounts and calls the commits; the rule looks at it and
-    chooses.
+    """A rule that says when to commit. The scheduler measures, accounts and calls the commits; the
+    rule looks at it and chooses.
 
     A rule keeps no state of its own that a roll back would have to undo. One that keeps none at all
     can be asked ahead (see `CommitScheduler.foresee`), as ranks of a job have to.
     """
 
     reason: str
-    """Of the last decision to commit, for the log."""
+    """The reason of the last decision to commit, for the log."""
 
     def decide(self, outlook: Outlook, /) -> int:
-        """Returns the number of the target that commits now; -1: none. Called at the end of every
-        step."""
+        """Returns the number of the target that commits now; -1: none. It is called at the end of
+        every step."""
         ...

@@ -30,7 +30,8 @@ class EveryN(OneTarget):
     """Commits every `steps` steps, counted from the start of the run, not of the process."""
 
     def __init__(self, steps: int) -> None:
-        """Raises: ValueError: steps is not at least 1; TypeError: it is no whole number."""
+        """Takes the number of steps between commits. Raises: ValueError: steps is not at least 1;
+        TypeError: it is no whole number."""
         told = f"steps is the number of steps between commits, at least 1, not {steps!r}"
         try:
             interval = operator.index(steps)
@@ -46,7 +47,7 @@ class EveryN(OneTarget):
 
 
 class EverySeconds(OneTarget):
-    """Commits when that much work is at stake."""
+    """Commits when that many seconds of work are at stake."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds: float = positive(seconds, "seconds")
@@ -57,7 +58,7 @@ class EverySeconds(OneTarget):
 
 
 def rule_of(policy: object) -> CommitPolicy:
-    """The rule that a program means by `policy=`: "auto", or a rule.
+    """Returns the rule that a program means by `policy=`: "auto", or a rule.
 
     Raises: TypeError.
     """

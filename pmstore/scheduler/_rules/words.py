@@ -1,4 +1,4 @@
-"""Rules in words: what ranks of a job compare, and are shown where they differ."""
+"""Writes rules in words: ranks of a job compare these, and are shown them where they differ."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pmstore.scheduler._rules.outlook import CommitPolicy
 
 
 def policy_words(policy: CommitPolicy | None) -> str:
-    """Kind and parameters of a rule: its public attributes that are numbers, strings, members of
-    an Enum, None, or lists, tuples and dicts of these. The same in all processes and versions of
-    Python.
+    """Writes the kind and the parameters of a rule: its public attributes that are numbers,
+    strings, members of an Enum, None, or lists, tuples and dicts of these. The words are the same
+    in all processes and versions of Python.
 
     >>> from pmstore.scheduler import EveryN
     >>> policy_words(EveryN(10))
@@ -36,12 +36,12 @@ def policy_words(policy: CommitPolicy | None) -> str:
 
 
 def policy_digest(policy: CommitPolicy | None) -> str:
-    """Of `policy_words`: 16 hexadecimal digits."""
+    """Returns a digest of `policy_words`: 16 hexadecimal digits."""
     return hashlib.sha256(policy_words(policy).encode()).hexdigest()[:16]
 
 
 def attributes(policy: CommitPolicy) -> dict[str, Any]:
-    """Of a rule's own, but for the reason of its last commit."""
+    """Returns the rule's own attributes, but for the reason of its last commit."""
     slots = [
         name
         for kind in type(policy).__mro__
@@ -54,7 +54,8 @@ def attributes(policy: CommitPolicy) -> dict[str, Any]:
 
 
 def changeless(value: Any) -> bool:
-    """Whether it is what nobody can change: a number, a string, a function without state, ..."""
+    """Returns whether it is what nobody can change: a number, a string, a function without state,
+    ..."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(changeless, value))
     if isinstance(value, types.FunctionType):
@@ -64,7 +65,7 @@ def changeless(value: Any) -> bool:
 
 
 def _word(value: Any) -> str | None:
-    """None: it is none of those that mean the same everywhere."""
+    """Writes a value in words; None if it is none of those that mean the same everywhere."""
     if value is None or isinstance(value, (bool, str)):
         return repr(value)
     if isinstance(value, enum.Enum):
