@@ -599,8 +599,8 @@ class Store(Group):
         return handle.wait() if wait else handle
 
     def flush_if_idle(self, tier: str) -> Flush | None:
-        """Flushes as `flush` does, unless the tier's last flush is still under way, or deletes old epochs: then
-        None.
+        """Flushes as `flush` does, unless the tier's last flush is still under way, or deletes old
+        epochs: then it returns None.
 
         Raises: as `flush`.
         """

@@ -146,6 +146,10 @@ def policies(store: Store, model: torch.nn.Module) -> None:
         print(part)
 
 
+def names(place: pmstore.tiers.Place, suite: pmstore.testing.PlaceTests) -> dict[str, int]:
+    return {**place.names(), **suite.open("empty").names()}
+
+
 def data(store: Store) -> None:
     report: pmstore.tiers.RestoreReport = pmstore.tiers.restore("again.pm", "tier")
     flush: pmstore.tiers.Flush = store.flush("disk")
