@@ -92,10 +92,8 @@ def main(
         (2, "no such directory, and so no tier", "restore {}.b {}.nothing"),
         (2, "a file; a tier is a directory", "epochs {}"),
         (2, "no such epoch. It has epoch", "restore {}.b {.parent}/tier --epoch 99"),
-        (2, "name the file so", "export-tier {.parent}/tier {.parent}/e.npz"),
         (2, "/nodir: there is no such directory", "dump {} {.parent}/nodir/x"),
         (2, "/nodir: there is no such directory", "export {} {.parent}/nodir/x.npz"),
-        (2, "/nodir: there is no such", "export-tier {.parent}/tier {.parent}/nodir/x.safetensors"),
         (2, "/nodir: there is no such directory", "create {.parent}/nodir/x.pm"),
         (2, "no room for 60.0 TiB: ", "create {.parent}/big.pm --size 60TiB"),
         (2, "at most 64 TiB", "create {.parent}/big.pm --size 100PiB"),
@@ -382,7 +380,7 @@ def test_what_is_written_of_a_private_store_is_private(path: Path) -> None:
         folder = path.parent
         assert run("dump", path, folder / "d.dump")[0] == 0
         assert run("export", path, folder / "e.npz")[0] == 0
-        assert run("export-tier", folder / "tier", folder / "f.safetensors")[0] == 0
+        assert run("export", path, folder / "f.safetensors")[0] == 0
         assert run("load", folder / "d.dump", folder / "g.pm")[0] == 0
     finally:
         os.umask(before)

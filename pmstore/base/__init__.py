@@ -4,7 +4,7 @@ sizes.py      sizes that people write: "4GiB"
 words.py      how numbers and names are said
 notebook.py   tables in HTML
 alive.py      objects by a key, as long as somebody holds them
-workers.py    threads that end with the process, and in its forks
+workers.py    threads: starting them, waiting for them, telling how far they are
 newfile.py    files that appear whole or not at all
 untrusted.py  what a stranger's bytes may raise
 """

@@ -49,7 +49,7 @@ def export_(
     mode: Mode = PRIVATE,
 ) -> None:
     """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as
-    metadata. Of a tier: export-tier.
+    metadata. Of a tier: restore it first.
 
     Example: pmstore export run.pm model.safetensors --group model
 
@@ -57,7 +57,11 @@ def export_(
     """
     kind = _format(file)
     if path.is_dir() or re.match(r"[a-z0-9]+:/", str(path)):
-        raise fail(f"{path} is no store's file. If it is a tier: pmstore export-tier URL FILE", 2)
+        raise fail(
+            f"{path} is no store's file. If it is a tier, make a store of it: "
+            "pmstore restore STORE URL",
+            2,
+        )
     with reading_all(path) as store:
         place: Any = find(store, group) if group else store
         if not isinstance(place, Group):

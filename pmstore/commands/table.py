@@ -36,7 +36,6 @@ TABLE: dict[str, Place] = {  # in the help's order: as a person meets them
     "trust": Place("tiers", "Makes the tiers that a store remembers its own here."),
     "epochs": Place("tiers", "Lists the epochs of a tier, newest first."),
     "restore": Place("tiers", "Makes a store of an epoch in a tier."),
-    "export-tier": Place("tiers", "Writes an epoch's arrays to a safetensors file."),
     "crashtest": Place(
         "crashtest", "Kills a training program, resumes it, and says what was lost."
     ),

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from pmstore.base.newfile import PRIVATE
 from pmstore.base.words import counted
 from pmstore.commands import completing
-from pmstore.commands.app import Domain, Json, Mode, StorePath, app, text_word
+from pmstore.commands.app import Domain, Json, StorePath, app, text_word
 from pmstore.commands.common import (
     bar,
     confirmed,
@@ -273,19 +272,19 @@ def epochs(
     Example: pmstore epochs --verify /mnt/checkpoints/run
     """
     from pmstore import tiers
+    from pmstore.base.workers import Patience
     from pmstore.tiers._epochs.content import verify as read_all
-    from pmstore.tiers._places.url import open_places
-    from pmstore.tiers.patience import STALL_SECONDS, Patience
+    from pmstore.tiers._places.url import STALL_SECONDS, open_places
 
     with _told():
         _there(url)
         found = tiers.epochs(url)
         problems = {(one.run, one.epoch): one.problem for one in found}
         if verify:
-            backend = open_places(url, patience=Patience(url, STALL_SECONDS))
+            place = open_places(url, asks=Patience(STALL_SECONDS))
             for one in found:
                 with progress(f"reading epoch {one.epoch}", one.state_bytes) as advance:
-                    problems[one.run, one.epoch] = read_all(backend, one, advance)
+                    problems[one.run, one.epoch] = read_all(place, one, advance)
     if as_json:
         rows = [{**asdict(one), "problem": problems[one.run, one.epoch]} for one in found]
         say(json.dumps(rows, indent=2))
@@ -342,42 +341,3 @@ def _when(seconds: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else ""
     except (ValueError, OverflowError, OSError):
         return ""
-
-
-def _safetensors(to: Path) -> None:
-    if to.suffix != ".safetensors":
-        raise fail(
-            f"{to}: export-tier writes safetensors: name the file so; for another format pmstore "
-            "restore makes a store, and pmstore export writes it",
-            2,
-        )
-
-
-@app.command("export-tier")
-def export_tier(
-    url: Url,
-    to: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="The safetensors file to write.", show_default=False),
-    ],
-    epoch: Number = None,
-    group: Annotated[
-        str, typer.Option("--group", help="Only what is in this group, such as run/model.")
-    ] = "",
-    run: Run = None,
-    rank: Rank = 0,
-    mode: Mode = PRIVATE,
-) -> None:
-    """Writes an epoch's arrays to a safetensors file. Tensors too; without a store in between.
-
-    Example: pmstore export-tier s3://bucket/run model.safetensors --group run/model
-    """
-    from pmstore import tiers
-
-    _safetensors(to)
-    with _told(), bar(f"writing {printable(to.name)}") as show:
-        _there(url)
-        number, names = tiers.export_safetensors(
-            to, url, epoch, group=group, run=run, rank=rank, progress=show, mode=mode
-        )
-    say(f"epoch {number}: {counted(len(names), 'tensor')} written to {to}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pmstore.base.workers import Patience
 from pmstore.dcp.keys import Prefixes
 from pmstore.dcp.ranks import mark_of
 from pmstore.dcp.runs import RunSource
@@ -21,18 +22,17 @@ from pmstore.objects import array, axes, slots, tensor
 from pmstore.tiers._epochs.content import EpochBytes
 from pmstore.tiers._epochs.image import Image, Stored
 from pmstore.tiers._epochs.leases import Lease
-from pmstore.tiers._epochs.listing import BrokenEpochError, EpochInfo
-from pmstore.tiers._places.place import Backend
-from pmstore.tiers._places.url import Places, open_places
+from pmstore.tiers._epochs.listing import EpochInfo
+from pmstore.tiers._places.place import BrokenEpochError, Source
+from pmstore.tiers._places.url import STALL_SECONDS, open_places
 from pmstore.tiers._restore.choose import Wanted, read_first
-from pmstore.tiers.patience import STALL_SECONDS, Patience
 from pmstore.torch._read.stored import StoredRun, writable
 
 
 class EpochHolding:
     """One rank's store, as of an epoch. Every byte is checked when it is read, each time anew."""
 
-    def __init__(self, place: Backend | Places, info: EpochInfo, rank: int) -> None:
+    def __init__(self, place: Source, info: EpochInfo, rank: int) -> None:
         """Raises: BrokenEpochError, CorruptStoreError."""
         self.path: str = f"{place.url}: epoch {info.epoch}" + (
             f", rank {rank}" if info.world_size > 1 else ""
@@ -106,7 +106,7 @@ def open_epoch(
     Raises: TierError: there is none, with the reason for each; ValueError: two things would have
         one key.
     """
-    place = open_places(url, storage_options, Patience(os.fspath(url), stall_seconds))
+    place = open_places(url, storage_options, Patience(stall_seconds))
 
     def begin(info: EpochInfo) -> RunSource:
         with ExitStack() as stack:

@@ -22,8 +22,8 @@ from pmstore.dcp.ranks import Paths, find
 from pmstore.dcp.runs import open_run
 from pmstore.dcp.source import Source
 from pmstore.errors import PmstoreError
+from pmstore.tiers._places.url import STALL_SECONDS
 from pmstore.tiers._restore.choose import Wanted
-from pmstore.tiers.patience import STALL_SECONDS
 
 _INSTEAD = "StoreReader.of_epoch(url) reads a tier"
 

@@ -74,6 +74,11 @@ class Transfer:
         )
 
     @property
+    def bytes_per_second(self) -> int:
+        """That are written at most; 0: no limit."""
+        return int(self.raw.bytes_per_second)
+
+    @property
     def done_bytes(self) -> int:
         return int(self.raw.done_bytes)
 

@@ -121,7 +121,7 @@ class Root(Group):
         progress: called on a thread, some times a second, with objects looked at and in all, as
             far as that is known.
         """
-        from pmstore.base.telling import telling
+        from pmstore.base.workers import progress as telling
         from pmstore.engine.inspection import Check
         from pmstore.engine.reports import CheckReport
         from pmstore.objects import soundness

@@ -15,6 +15,8 @@ does. Put `pytest_plugins = ["pmstore.testing"]` into the topmost `conftest.py`,
 
     def test_training_survives(crashtest):
         crashtest([sys.executable, "train.py"], trials=9)
+
+and a suite of tests, `PlaceTests`, that tells whether a place does for tiers (docs/TIERS.md).
 """
 
 from pmstore.engine.crash_points import kill_at_primitive, primitives_seen
@@ -39,7 +41,8 @@ __all__ = [
 
 try:
     import pytest  # noqa: F401
-except ImportError:  # only the fixture needs it
+except ImportError:  # only the fixture and the suite need it
     pass
 else:
     from pmstore.testing.fixture import crashtest as crashtest
+    from pmstore.testing.places import PlaceTests as PlaceTests

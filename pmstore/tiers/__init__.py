@@ -14,20 +14,20 @@ from pmstore.base.doors import door
 if TYPE_CHECKING:
     from pmstore.tiers._epochs.listing import EpochInfo, epochs
     from pmstore.tiers._flush.flush import Flush, FlushStats
+    from pmstore.tiers._places.place import Place
     from pmstore.tiers._restore.restore import RestoreReport, restore
     from pmstore.tiers.config import TierConfig
-    from pmstore.tiers.exporting import export_safetensors
     from pmstore.tiers.tiers import drain_all
 
 __all__ = [
     "EpochInfo",
     "Flush",
     "FlushStats",
+    "Place",
     "RestoreReport",
     "TierConfig",
     "drain_all",
     "epochs",
-    "export_safetensors",
     "restore",
 ]
 
@@ -36,10 +36,10 @@ if not TYPE_CHECKING:  # which would take every name for one of ours
         "pmstore.tiers",
         {
             "pmstore.tiers.config": ("TierConfig",),
-            "pmstore.tiers.exporting": ("export_safetensors",),
             "pmstore.tiers._flush.flush": ("Flush", "FlushStats"),
             "pmstore.tiers.tiers": ("drain_all",),
             "pmstore.tiers._epochs.listing": ("EpochInfo", "epochs"),
+            "pmstore.tiers._places.place": ("Place",),
             "pmstore.tiers._restore.restore": ("RestoreReport", "restore"),
         },
     )

@@ -1,4 +1,4 @@
-"""How a tier is to be used: what the store remembers of it, and what it does not."""
+"""The configuration of a tier: what the store remembers of it, and what it does not."""
 
 from __future__ import annotations
 
@@ -155,22 +155,25 @@ class TierConfig:
 
     @property
     def max_bytes_per_second(self) -> int:
-        """0: no limit."""
+        """The rate limit; 0: none."""
         return parse_size(self.max_rate)
 
     @property
     def memory_bytes(self) -> int:
-        """0: a quarter of the state."""
+        """The bytes of `memory`; 0: a quarter of the state."""
         return parse_size(self.memory)
 
     def to_value(self) -> dict[str, Any]:
-        """What is kept in the store."""
+        """Returns what is kept in the store."""
         value = {key: getattr(self, key) for key in _KEYS.values()}
         return {**value, "replicated": list(self.replicated)}
 
     @classmethod
     def from_value(cls, value: Any) -> TierConfig:
-        """Raises: ValueError, TypeError."""
+        """Reads what is kept in the store.
+
+        Raises: ValueError, TypeError.
+        """
         if not isinstance(value, dict) or "url" not in value:
             raise ValueError("not the description of a tier")
         for key in _SIZES.values():
@@ -185,4 +188,4 @@ _KEYS = {
     for field in fields(TierConfig)
     if field.name != "storage_options"
 }
-"""By field: its name in what the store remembers."""
+"""Names of fields in what the store remembers, by field."""

@@ -12,26 +12,23 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary, ref
 
 from pmstore.base.alive import alive
 from pmstore.base.words import counted
-from pmstore.base.workers import Worker
+from pmstore.base.workers import Worker, time_left
 from pmstore.engine.pool import Pool
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.objects.containers import Group
 from pmstore.tiers import trust
 from pmstore.tiers._epochs.kept import Keeping
-from pmstore.tiers._flush.flush import Flush, TierState, time_left
+from pmstore.tiers._flush.flush import Flush, TierState
 from pmstore.tiers._flush.flusher import Flusher, start_thread
 from pmstore.tiers.config import TierConfig
 
-if TYPE_CHECKING:
-    from pmstore.objects.root import Root
-
 GROUP = ".pmstore/tiers"
-"""Where a store remembers its tiers."""
+"""The group in which a store remembers its tiers."""
 POLL_SECONDS = 0.02
 SIGTERM_SECONDS = 25.0
 """Less than what batch systems commonly leave between SIGTERM and SIGKILL."""
@@ -40,7 +37,7 @@ _all: WeakValueDictionary[int, Tiers] = WeakValueDictionary()
 
 
 class Tiers:
-    """Made by a store when it is first asked for its tiers."""
+    """The tiers of a store. It makes them when it is first asked for them."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -57,7 +54,7 @@ class Tiers:
 
     # ---- what there is ----
 
-    def load(self, store: Root) -> None:
+    def load(self, store: Group) -> None:
         """Reads what the store remembers. Tiers that this file had not added here are known, and
         not flushed to by themselves."""
         for name in _remembered(store):
@@ -69,9 +66,9 @@ class Tiers:
                     continue
             except (KeyError, ValueError, TypeError) as error:
                 raise TierError(
-                    f"{store.path}: what the store remembers of tier {name!r} is damaged: {error}. "
-                    f"Remove it with del store[{f'{GROUP}/{name}'!r}], open the store again, and "
-                    "add the tier anew"
+                    f"{self._pool.path}: what the store remembers of tier {name!r} is damaged: "
+                    f"{error}. Remove it with del store[{f'{GROUP}/{name}'!r}], open the store "
+                    "again, and add the tier anew"
                 ) from error
             self._seen[name] = self._pool.epoch()
             self._configs[name] = config
@@ -108,8 +105,8 @@ class Tiers:
         warnings.warn(told, stacklevel=stacklevel)
 
     def _take_up(self, name: str) -> None:
-        """A tier that the program names: flushed to from now on, whoever had it added; its URL is
-        told."""
+        """Takes up a tier that the program names: it is flushed to from now on, whoever had it
+        added; its URL is told."""
         if name in self._strange:
             self._warn_of(name, "named", 5)  # first: where warnings are errors it is not flushed to
             with self._lock:
@@ -120,17 +117,17 @@ class Tiers:
 
     @property
     def strange(self) -> tuple[str, ...]:
-        """Names of those that this file had not added here, and that nobody named since."""
+        """The names of tiers that this file had not added here, and that nobody named since."""
         return tuple(name for name in self._configs if name in self._strange)
 
-    def trust(self, store: Root, names: Iterable[str]) -> None:
-        """As if they were added here. Pending, until the commit that follows."""
+    def trust(self, store: Group, names: Iterable[str]) -> None:
+        """Seals tiers as if they were added here. Pending, until the commit that follows."""
         self._require()
         for name in names:
             store[f"{GROUP}/{name}"] = trust.seal(self._pool.info, name, store[f"{GROUP}/{name}"])
             self._strange.discard(name)
 
-    def add(self, store: Root, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
+    def add(self, store: Group, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
         places = (str, bytes, os.PathLike, TierConfig)  # bytes: TierConfig says why not
         if not isinstance(name, str) or not isinstance(tier, places):
             raise TypeError(
@@ -146,7 +143,7 @@ class Tiers:
             value = trust.seal(
                 self._pool.info, name, {**config.to_value(), "uuid": self._pool.info.uuid.hex()}
             )
-            if store.mode != "r" and store.get(f"{GROUP}/{name}") != value:
+            if not self._pool.info.read_only and store.get(f"{GROUP}/{name}") != value:
                 store[f"{GROUP}/{name}"] = value  # first: there may be no room
             before = self._flushers.get(name)
             if before is not None:
@@ -161,7 +158,7 @@ class Tiers:
         _install_sigterm()
         self._watch()
 
-    def remove(self, store: Root, name: str) -> None:
+    def remove(self, store: Group, name: str) -> None:
         self._require()
         with self._lock:
             if name not in self._configs:
@@ -183,7 +180,8 @@ class Tiers:
         return dict(self._configs)
 
     def states(self) -> list[TierState]:
-        """Of those that this process has flushed to. Waits for nothing."""
+        """Says how far flushes are, of tiers that this process has flushed to. Waits for
+        nothing."""
         flushers = list(self._flushers.items())
         return [one.state() for name, one in flushers if name in self._configs and one.last]
 
@@ -216,7 +214,8 @@ class Tiers:
         )
 
     def idle(self, name: str) -> bool:
-        """While old epochs are deleted a flush would only hold its commit, and wait."""
+        """Says whether the last flush is over: while it deletes old epochs another one would only
+        hold its commit, and wait."""
         self._require()
         self._take_up(name)
         last = self.flusher(name).last
@@ -231,8 +230,8 @@ class Tiers:
             return self.flusher(name).flush(full, progress)
 
     def keeper(self, config: TierConfig) -> Flusher:
-        """Of a place that is the library's own: the store does not remember it. Its name is its
-        place, which no tier has for a name."""
+        """Returns the flusher of a place that is the library's own: the store does not remember it.
+        Its name is its place, which no tier has for a name."""
         self._require()
         with self._lock:
             if config.place not in self._flushers:
@@ -241,7 +240,7 @@ class Tiers:
             return self._flushers[config.place]
 
     def _watch(self) -> None:
-        """Tiers with `every` are flushed by a thread, which looks how many commits there have
+        """Starts the thread that flushes tiers with `every`: it looks how many commits there have
         been."""
         wanted = any(
             config.every
@@ -259,13 +258,13 @@ class Tiers:
             return flusher.flush(False, None, keeping)
 
     def take_up(self, name: str) -> Flusher:
-        """A tier that the program names."""
+        """Returns the flusher of a tier that the program names."""
         self._require()
         self._take_up(name)
         return self.flusher(name)
 
     def flush_those_due(self) -> None:
-        """Tiers whose `every` is reached, unless they are still busy."""
+        """Flushes tiers whose `every` is reached, unless they are still busy."""
         seen, epoch = self._seen, self._pool.epoch()
         for name, config in list(self._configs.items()):
             if not config.every or name in self._strange or epoch - seen[name] < config.every:
@@ -326,30 +325,30 @@ class Tiers:
             flusher.warn_untold()
 
     def abandon(self) -> None:
-        """After a `close` that an interrupt ended: without waiting, so that the tiers are free for
-        the next store."""
+        """Cancels what is under way, after a `close` that an interrupt ended: without waiting, so
+        that the tiers are free for the next store."""
         if os.getpid() == self._process:
             self._closed.set()
             for flusher in list(self._flushers.values()):
                 flusher.abandon()
 
 
-def _remembered(store: Root) -> list[str]:
+def _remembered(store: Group) -> list[str]:
     """Names of tiers. Raises: TierError."""
     if GROUP not in store:
         return []
     group = store[GROUP]
     if not isinstance(group, Group):
         raise TierError(
-            f"{store.path}: {GROUP!r} is no group: what the store remembers of tiers was "
+            f"{store._core.path}: {GROUP!r} is no group: what the store remembers of tiers was "
             "overwritten"
         )
     return list(group)
 
 
-def hand_over(old: Root, new: Root) -> None:
-    """To a store that takes the old one's place, with all that it holds: tiers that were added
-    there are added here."""
+def hand_over(old: Group, new: Group) -> None:
+    """Adds the tiers of a store to one that takes its place with all that it holds: those that were
+    added there are added here."""
     for name in _remembered(old):
         value = old[f"{GROUP}/{name}"]
         if isinstance(value, dict) and trust.sealed(old._core.pool.info, name, value):
@@ -357,8 +356,8 @@ def hand_over(old: Root, new: Root) -> None:
 
 
 def _flush_regularly(tiers: ref[Tiers], closed: threading.Event) -> None:
-    """The thread keeps nothing alive while it waits: a store that nobody holds any more is closed,
-    and ends it."""
+    """Flushes tiers with `every`. The thread keeps nothing alive while it waits: a store that
+    nobody holds any more is closed, and ends it."""
     while not closed.wait(POLL_SECONDS):
         alive = tiers()
         if alive is None:

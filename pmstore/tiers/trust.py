@@ -27,12 +27,12 @@ from pmstore.base.newfile import create
 from pmstore.engine.pool_info import PoolInfo
 
 SEAL = "seal"
-"""In what a store remembers of a tier."""
+"""The key under which a store remembers a tier's seal."""
 KEY_BYTES = 32
 
 
 def key_path() -> Path | None:
-    """`$XDG_STATE_HOME/pmstore/key`; None: no home is known."""
+    """Returns `$XDG_STATE_HOME/pmstore/key`; None: no home is known."""
     state = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):  # as its specification says
         state = os.path.expanduser("~/.local/state")
@@ -40,7 +40,7 @@ def key_path() -> Path | None:
 
 
 def _read(path: Path) -> bytes | None:
-    """None: there is none, or one that is no secret of this user's alone."""
+    """Reads a key; None: there is none, or one that is no secret of this user's alone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -59,7 +59,10 @@ def _read(path: Path) -> bytes | None:
 
 
 def _make(path: Path) -> None:
-    """Whole or not at all, and never in another one's place. Raises: OSError."""
+    """Makes a key, whole or not at all, and never in another one's place.
+
+    Raises: OSError.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = create(temporary, os.O_WRONLY)
@@ -96,8 +99,8 @@ def _hash(key: bytes, info: PoolInfo, name: str, value: dict[str, Any]) -> str:
 
 
 def seal(info: PoolInfo, name: str, value: dict[str, Any]) -> dict[str, Any]:
-    """What the store is to remember of a tier, sealed. Where no key can be kept it has no seal:
-    then whoever opens the store next has to add the tier anew."""
+    """Seals what the store is to remember of a tier. Where no key can be kept it has no seal: then
+    whoever opens the store next has to add the tier anew."""
     key = _key(make=True)
     return (
         {**value, SEAL: _hash(key, info, name, value)}
@@ -107,7 +110,7 @@ def seal(info: PoolInfo, name: str, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def sealed(info: PoolInfo, name: str, value: dict[str, Any]) -> bool:
-    """Whether this file had the tier added here."""
+    """Says whether this file had the tier added here."""
     found, key = value.get(SEAL), _key(make=False)
     if not isinstance(found, str) or not found.isascii() or key is None or not info.inode:
         return False

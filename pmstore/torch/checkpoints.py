@@ -13,6 +13,7 @@ from typing import Literal
 
 from pmstore import Store
 from pmstore.base.words import OWN_NAMES
+from pmstore.base.workers import Patience
 from pmstore.errors import TransactionError
 from pmstore.objects.likening import make_alike
 from pmstore.opening import open as open_store
@@ -23,7 +24,6 @@ from pmstore.tiers._flush.flusher import Flusher
 from pmstore.tiers._places.url import open_places
 from pmstore.tiers._restore.restore import restore
 from pmstore.tiers.config import TierConfig
-from pmstore.tiers.patience import Patience
 from pmstore.torch._migrate.differences import compare
 from pmstore.torch._step.state import StepState
 from pmstore.torch._step.steps import Steps
@@ -211,7 +211,7 @@ class Keeper:
     def _states(self, config: TierConfig, everybodys: bool) -> Iterator[KeptState]:
         """everybodys: also of stores that lay here before, as this one was restored or compacted
         since."""
-        patience = Patience(config.place, config.stall_seconds)
+        patience = Patience(config.stall_seconds)
         place = open_places(config.place, config.storage_options, patience)
         for info in list_epochs(place):
             reasons = [reason for reason in info.kept if reason.group == self._steps.name]

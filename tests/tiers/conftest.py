@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,3 +45,24 @@ def step(filled: pmstore.Store) -> Callable[[float], int]:
         return epoch
 
     return make
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    """Storage options of a bucket on loopback."""
+    fsspec = pytest.importorskip("fsspec")
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {
+        "key": "test",
+        "secret": "test",
+        "client_kwargs": {"endpoint_url": f"http://{host}:{port}", "region_name": "eu-west-1"},
+    }
+    fs = fsspec.filesystem("s3", **options)
+    with suppress(FileExistsError):  # moto keeps it for all servers of a process
+        fs.mkdir("bucket", region_name="eu-west-1")
+    yield options
+    server.stop()

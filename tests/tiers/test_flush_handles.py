@@ -15,7 +15,7 @@ import pytest
 from tier_helpers import CHUNK, no_flush_begins, restored, wait_until
 
 import pmstore
-from pmstore.base.workers import Worker
+from pmstore.base.workers import Worker, WorkerError
 from pmstore.errors import TierError
 from pmstore.tiers._flush.flusher import Flusher
 
@@ -202,7 +202,7 @@ def test_threads_that_cannot_be_started(
     def refuse(thread: Worker) -> None:
         names.append(thread.name)
         if len(names) == refused:
-            raise RuntimeError("can't start new thread")
+            raise WorkerError("no thread could be started (can't start new thread)")
         start(thread)
 
     monkeypatch.setattr(Worker, "start", refuse)
@@ -224,7 +224,7 @@ def test_a_thread_that_tells_progress_cannot_be_started(
 
     def refuse(thread: Worker) -> None:
         if thread.name == "pmstore progress":
-            raise RuntimeError("can't start new thread")
+            raise WorkerError("no thread could be started (can't start new thread)")
         start(thread)
 
     monkeypatch.setattr(Worker, "start", refuse)
@@ -241,7 +241,7 @@ def test_a_store_whose_regular_flushing_cannot_be_started(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: Worker) -> None:
-        raise RuntimeError("can't start new thread")
+        raise WorkerError("no thread could be started (can't start new thread)")
 
     with pmstore.open(path) as store:
         with monkeypatch.context() as patch:

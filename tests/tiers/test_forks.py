@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pmstore
-from pmstore.tiers._places.local import Access, LocalBackend
+from pmstore.tiers._places.local import Access, LocalPlace
 
 
 def test_a_fork_child_does_not_keep_the_tier(filled: pmstore.Store, path: Path, url: str) -> None:
@@ -31,7 +31,7 @@ def test_a_fork_child_does_not_keep_the_tier(filled: pmstore.Store, path: Path, 
 
 def test_a_lock_is_given_up_though_a_child_has_not_run_yet(tmp_path: Path) -> None:
     """It shares the open file until its own hooks close it."""
-    backend = LocalBackend(tmp_path / "tier", Access())
+    backend = LocalPlace(tmp_path / "tier", Access())
     lock = backend.lock("run.", "session")
     in_child = os.dup(lock.fd)
     lock.release()

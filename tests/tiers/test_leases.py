@@ -20,14 +20,13 @@ from tier_helpers import CHUNK, restored
 
 import pmstore
 from pmstore.errors import TierError
-from pmstore.tiers import export_safetensors
 from pmstore.tiers._epochs import leases
 from pmstore.tiers._epochs.content import verify
 from pmstore.tiers._epochs.leases import LEASE_SECONDS, Lease, LeaseName, Leases
 from pmstore.tiers._epochs.listing import list_epochs
 from pmstore.tiers._epochs.manifest import ManifestName
-from pmstore.tiers._places.local import Access, LocalBackend
-from pmstore.tiers._places.url import open_backend, open_places
+from pmstore.tiers._places.local import Access, LocalPlace
+from pmstore.tiers._places.url import open_place, open_places
 from pmstore.tiers._restore import choose as choosing
 
 Step = Callable[[float], int]
@@ -94,11 +93,9 @@ def test_restores_beside_a_fast_writer(path: Path, url: str, shm: Path) -> None:
     assert lease_files(url) == []
 
 
-def test_other_readers_beside_a_fast_writer(path: Path, url: str, shm: Path) -> None:
+def test_other_readers_beside_a_fast_writer(path: Path, url: str) -> None:
     with fast_writer(path, url):
-        for number in range(10):
-            _, names = export_safetensors(shm / f"{number}.safetensors", url)
-            assert names == ["a"]
+        for _ in range(10):
             found = pmstore.epochs(url)
             assert found
             assert [one.problem for one in found] == [None] * len(found)
@@ -247,7 +244,7 @@ def test_a_lease_follows_no_link(url: str, shm: Path, step: Step) -> None:
     step(1)
     (shm / "elsewhere").touch()
     before = (shm / "elsewhere").stat().st_mtime_ns
-    place = LocalBackend(Path(url), Access())
+    place = LocalPlace(Path(url), Access())
     name = str(LeaseName(1, "run", 1, "0" * 16))
     os.symlink(shm / "elsewhere", Path(url) / name)
     with pytest.raises(OSError, match="symbolic"):
@@ -259,7 +256,7 @@ def test_a_lease_follows_no_link(url: str, shm: Path, step: Step) -> None:
     assert (shm / "elsewhere").stat().st_mtime_ns == before
 
 
-class ReadOnly(LocalBackend):
+class ReadOnly(LocalPlace):
     """A place where this process may not write, as another user's is; root may write anywhere."""
 
     let_go: Callable[[], Any] | None = None
@@ -354,7 +351,7 @@ def test_a_lease_is_renewed(url: str, step: Step, monkeypatch: pytest.MonkeyPatc
 
 def test_leases_at_remote_places() -> None:
     pytest.importorskip("fsspec")
-    place = open_backend("memory://leases")
+    place = open_place("memory://leases")
     newest = ManifestName(3, 3, "run", 0, 1)
     place.publish(str(newest), b"")
     writer = Leases(place, newest)
@@ -372,7 +369,7 @@ def test_leases_where_the_place_tells_no_times(monkeypatch: pytest.MonkeyPatch) 
         raise NotImplementedError
 
     monkeypatch.setattr(MemoryFileSystem, "modified", modified)
-    place = open_backend("memory://timeless")
+    place = open_place("memory://timeless")
     newest = ManifestName(3, 3, "run", 0, 1)
     place.publish(str(newest), b"")
     writer = Leases(place, newest)

@@ -18,10 +18,9 @@ from tier_helpers import CHUNK, newest_file, restored, wait_until
 
 import pmstore
 from pmstore.errors import TierError
-from pmstore.tiers import export_safetensors
 from pmstore.tiers._epochs.manifest import BadManifestError, Manifest, ManifestName
-from pmstore.tiers._places.local import LocalBackend
-from pmstore.tiers._places.url import open_backend
+from pmstore.tiers._places.local import LocalPlace
+from pmstore.tiers._places.url import open_place
 
 Step = Callable[[float], int]
 
@@ -105,7 +104,7 @@ def test_a_file_that_goes_while_a_tier_is_listed(
         yield iter(listed)
 
     monkeypatch.setattr("pmstore.tiers._places.local.os.scandir", scan)
-    assert open_backend(shm).names() == {"a": 1, "c": 1}
+    assert open_place(shm).names() == {"a": 1, "c": 1}
 
 
 def test_a_restore_reads_at_most_twice_the_state(
@@ -165,14 +164,14 @@ def test_keep_takes_no_epoch_for_one_whose_files_went(
     filled.add_tier("t", pmstore.TierConfig(url, keep=1, chunk_bytes=CHUNK))
     whole = step(1)
     filled.drain()
-    publish = LocalBackend.publish
+    publish = LocalPlace.publish
 
-    def lose(backend: LocalBackend, name: str, data: bytes) -> None:
+    def lose(backend: LocalPlace, name: str, data: bytes) -> None:
         publish(backend, name, data)
         os.unlink(backend.path / Manifest.unpack(data).files[-1][0])
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "publish", lose)
+        patch.setattr(LocalPlace, "publish", lose)
         with pytest.raises(TierError, match="disappeared"):
             step(2)
         filled.drain()
@@ -403,28 +402,6 @@ print("not reached")
     assert [one.problem for one in pmstore.epochs(str(shm / "tier"))] == [None]
 
 
-def test_safetensors_without_a_store(filled: pmstore.Store, path: Path, url: str) -> None:
-    safetensors = pytest.importorskip("safetensors.numpy")
-    filled["deep/f"] = np.asfortranarray(np.arange(6.0).reshape(2, 3))
-    filled["deep/empty"] = np.zeros((0, 3), "int16")
-    filled.commit()
-    epoch = filled.flush("t", wait=True).epoch
-    target = path.with_name("x.safetensors")
-    assert export_safetensors(target, url) == (epoch, ["a", "deep/empty", "deep/er/b", "deep/f"])
-    found = safetensors.load_file(target)
-    for name in ("a", "deep/er/b", "deep/f", "deep/empty"):
-        np.testing.assert_array_equal(found[name], filled[name])
-    assert export_safetensors(path.with_name("y.safetensors"), url, group="deep")[1] == [
-        "empty",
-        "er/b",
-        "f",
-    ]
-    with pytest.raises(TierError, match="no arrays under 'nope'"):
-        export_safetensors(path.with_name("z.safetensors"), url, group="nope")
-    with pytest.raises(FileExistsError):
-        export_safetensors(target, url)
-
-
 def test_what_is_no_tier(filled: pmstore.Store, url: str) -> None:
     for bad in (
         {"keep": 0},
@@ -458,7 +435,7 @@ def test_a_tier_has_a_name_and_a_place(store: pmstore.Store) -> None:
 def test_a_child_forked_while_a_lock_is_closed_leaves_other_files_open(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = open_backend(url).lock("run.", "session")
+    lock = open_place(url).lock("run.", "session")
     other, there = os.pipe()
     close, statuses = os.close, list[int]()
 

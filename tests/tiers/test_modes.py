@@ -14,7 +14,6 @@ from tier_helpers import CHUNK, restored
 
 import pmstore
 from pmstore.errors import TierError
-from pmstore.tiers import export_safetensors
 from pmstore.tiers._epochs.manifest import GENERATION_MOST, Manifest, ManifestName
 
 
@@ -47,9 +46,6 @@ def test_files_are_as_private_as_the_store(path: Path, shm: Path, umask: int) ->
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert modes(tier) == {0o600}
     assert directory_modes(tier, shm) == [0o700] * 3
-    target = shm / "x.safetensors"
-    export_safetensors(target, tier)
-    assert stat.S_IMODE(target.stat().st_mode) == 0o600
     pmstore.restore(shm / "back.pm", tier)
     assert stat.S_IMODE((shm / "back.pm").stat().st_mode) == 0o600
 
@@ -78,8 +74,6 @@ def test_a_tier_that_is_shared(path: Path, shm: Path, umask: int) -> None:
     assert directory_modes(tier, shm) == [0o750, 0o750]
     with pmstore.open(path) as store:
         assert store.tiers["t"].mode == 0o640
-    export_safetensors(shm / "x.safetensors", tier, mode=0o644)
-    assert stat.S_IMODE((shm / "x.safetensors").stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o1600, 0o700, -1, 0, True, "640", 0o602 | 0o100])
@@ -243,16 +237,16 @@ def test_an_epoch_that_cannot_be_read_back_is_no_success(
     filled: pmstore.Store, path: Path, url: str, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     """And nothing older is let go."""
-    from pmstore.tiers._places.local import LocalBackend
+    from pmstore.tiers._places.local import LocalPlace
 
     filled.add_tier("t", pmstore.TierConfig(url, keep=1, chunk_bytes=CHUNK))
     filled["a"][:] = 1
     filled.commit()
     filled.flush("t", wait=True)
     filled.drain()
-    publish = LocalBackend.publish
+    publish = LocalPlace.publish
 
-    def harmed(place: LocalBackend, name: str, data: bytes) -> None:
+    def harmed(place: LocalPlace, name: str, data: bytes) -> None:
         publish(place, name, data)
         file = place.path / name
         if harm == "gone":
@@ -270,7 +264,7 @@ def test_an_epoch_that_cannot_be_read_back_is_no_success(
     filled["a"][:] = 2
     filled.commit()
     with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "publish", harmed)
+        patch.setattr(LocalPlace, "publish", harmed)
         with pytest.raises(TierError, match=r"read back|disappeared"):
             filled.flush("t", wait=True)
     filled.drain()

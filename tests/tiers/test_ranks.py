@@ -11,13 +11,13 @@ import pytest
 from tier_helpers import CHUNK
 
 import pmstore
+from pmstore.base.workers import Patience
 from pmstore.distributed.generations import NO_RUN, Key, Record, encode
 from pmstore.errors import TierError
 from pmstore.tiers._epochs import sharding
 from pmstore.tiers._epochs.content import verify
 from pmstore.tiers._epochs.manifest import Shared
 from pmstore.tiers._places.url import open_places
-from pmstore.tiers.patience import Patience
 
 RANK = """
 import sys, numpy as np, pmstore
@@ -150,7 +150,7 @@ def test_an_epoch_of_two_generations_is_refused(shm: Path) -> None:
             store.commit()
             store.flush("t", wait=True)
     (epoch,) = pmstore.epochs(url)
-    place = open_places(url, None, Patience(url, None))
+    place = open_places(url, None, Patience(None))
     assert "did not flush the same commit of 'run'" in (verify(place, epoch) or "")
     for rank in range(2):
         with pytest.raises(TierError, match=r"rank 0: generation 5 .*rank 1: generation 6"):

@@ -18,7 +18,6 @@ from tier_helpers import CHUNK, restored
 
 import pmstore
 from pmstore.errors import TierError
-from pmstore.tiers import export_safetensors
 from pmstore.tiers._flush.flusher import Flusher
 from pmstore.tiers.tiers import Tiers
 
@@ -104,25 +103,6 @@ def faulty() -> Iterator[type[Faulty]]:
     yield Faulty
     Faulty.hang.set()
     Faulty.delete.set()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    """Storage options of a bucket on loopback."""
-    pytest.importorskip("s3fs")
-    moto = pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {
-        "key": "test",
-        "secret": "test",
-        "client_kwargs": {"endpoint_url": f"http://{host}:{port}", "region_name": "eu-west-1"},
-    }
-    fs = fsspec.filesystem("s3", **options)
-    fs.mkdir("bucket", region_name="eu-west-1")
-    yield options
-    server.stop()
 
 
 def lifecycle(path: Path, url: str, options: dict[str, Any] | None) -> None:
@@ -300,8 +280,6 @@ def test_a_restore_from_a_place_that_hangs(
     faulty.hang.clear()
     with pytest.raises(TierError, match=r"no answer for 0\.2 seconds"):
         pmstore.restore(path.with_name("b.pm"), remote, stall_seconds=0.2)
-    with pytest.raises(TierError, match="no answer"):
-        export_safetensors(path.with_name("x.safetensors"), remote, stall_seconds=0.2)
     if where != "read":
         with pytest.raises(TierError, match="no answer"):
             pmstore.epochs(remote, stall_seconds=0.2)

@@ -19,7 +19,7 @@ from pmstore.engine.snapshot import checksum
 from pmstore.errors import TierError
 from pmstore.tiers._epochs.manifest import Manifest
 from pmstore.tiers._flush.plan import SPACE
-from pmstore.tiers._places.local import LocalBackend
+from pmstore.tiers._places.local import LocalPlace
 
 Store = pmstore.Store
 
@@ -94,16 +94,16 @@ def store_the_same(store: Store) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch, error: OSError | None = None) -> list[str]:
     """Chunks files that are read from now on; error: instead of their content."""
     found: list[str] = []
-    read = LocalBackend.read
+    read = LocalPlace.read
 
-    def counted(self: LocalBackend, name: str, start: int = 0, end: int | None = None) -> bytes:
+    def counted(self: LocalPlace, name: str, start: int = 0, end: int | None = None) -> bytes:
         if name.endswith(".chunks"):
             found.append(name)
             if error is not None:
                 raise error
         return read(self, name, start, end)
 
-    monkeypatch.setattr(LocalBackend, "read", counted)
+    monkeypatch.setattr(LocalPlace, "read", counted)
     return found
 
 
@@ -245,9 +245,9 @@ def test_a_comparison_is_cancelled(
     path: Path, url: str, small: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go = threading.Event(), threading.Event()
-    read = LocalBackend.read
+    read = LocalPlace.read
 
-    def waits(self: LocalBackend, name: str, start: int = 0, end: int | None = None) -> bytes:
+    def waits(self: LocalPlace, name: str, start: int = 0, end: int | None = None) -> bytes:
         if name.endswith(".chunks"):
             reading.set()
             assert go.wait(60)
@@ -257,7 +257,7 @@ def test_a_comparison_is_cancelled(
     store_the_same(small)
     small.commit()
     with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "read", waits)
+        patch.setattr(LocalPlace, "read", waits)
         handle = small.flush("t")
         assert reading.wait(60)
         small["a"][:] = 7  # what is compared is the snapshot's, not this
@@ -276,9 +276,9 @@ def test_the_snapshot_is_compared_not_what_came_after(
     path: Path, url: str, small: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stores and commits while chunks are compared."""
-    want, read = small["a"].copy(), LocalBackend.read
+    want, read = small["a"].copy(), LocalPlace.read
 
-    def disturbed(self: LocalBackend, name: str, start: int = 0, end: int | None = None) -> bytes:
+    def disturbed(self: LocalPlace, name: str, start: int = 0, end: int | None = None) -> bytes:
         if name.endswith(".chunks"):
             small["a"][:] += 1
             small.commit()
@@ -287,7 +287,7 @@ def test_the_snapshot_is_compared_not_what_came_after(
     store_the_same(small)
     small.commit()
     with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "read", disturbed)
+        patch.setattr(LocalPlace, "read", disturbed)
         handle = small.flush("t", wait=True)
         small.drain()
     assert handle.stats is not None

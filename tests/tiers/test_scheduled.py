@@ -13,7 +13,7 @@ import pytest
 import pmstore
 from pmstore.scheduler import Auto, CommitScheduler, HazardModel, Known
 from pmstore.scheduler.target import store_targets
-from pmstore.tiers._places.local import LocalBackend
+from pmstore.tiers._places.local import LocalPlace
 from pmstore_lab.simulation.driver import Clock
 from pmstore_lab.simulation.optimum import best_integer
 
@@ -137,9 +137,9 @@ def test_no_flush_begins_while_old_epochs_are_deleted(
     """Its snapshot would only be held meanwhile."""
     clock = Clock()
     deleting, go_on = threading.Event(), threading.Event()
-    delete = LocalBackend.delete
+    delete = LocalPlace.delete
 
-    def slow(backend: LocalBackend, name: str) -> None:
+    def slow(backend: LocalPlace, name: str) -> None:
         deleting.set()
         assert go_on.wait(60)
         delete(backend, name)
@@ -171,7 +171,7 @@ def test_no_flush_begins_while_old_epochs_are_deleted(
         while not handles:
             train(1)
         store.drain(60)
-        monkeypatch.setattr(LocalBackend, "delete", slow)
+        monkeypatch.setattr(LocalPlace, "delete", slow)
         try:
             while len(handles) < 2:
                 train(1)

@@ -18,8 +18,8 @@ import pmstore
 from pmstore.engine.snapshot import checksum
 from pmstore.errors import TierError
 from pmstore.tiers._epochs.manifest import BadManifestError, Manifest
-from pmstore.tiers._places.local import LocalBackend
-from pmstore.tiers._places.url import open_backend
+from pmstore.tiers._places.local import LocalPlace
+from pmstore.tiers._places.url import open_place
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_commit_that_may_not_wait_at_all(filled: pmstore.Store, url: str) -> N
     ],
 )
 def test_urls_of_directories(given: Any, path: str) -> None:
-    backend = open_backend(given)
-    assert isinstance(backend, LocalBackend)
+    backend = open_place(given)
+    assert isinstance(backend, LocalPlace)
     assert str(backend.path) == path
 
 
@@ -220,7 +220,7 @@ def test_what_a_killed_restore_left_is_found_whatever_its_name(
 def test_errors_of_libraries_are_tier_errors() -> None:
     """Those of botocore are no OSError."""
     pytest.importorskip("s3fs")
-    backend = open_backend("memory://nowhere")
+    backend = open_place("memory://nowhere")
     backend.fs = Refusing()  # type: ignore[union-attr]
     for call in (
         backend.names,

@@ -15,11 +15,9 @@ from tier_helpers import restored
 
 import pmstore
 from pmstore.base import workers
-from pmstore.base.workers import Worker, wait_for
+from pmstore.base.workers import Patience, Tasks, Worker, WorkerError, wait_for
 from pmstore.errors import TierError
 from pmstore.tiers._flush import flusher
-from pmstore.tiers.jobs import Jobs
-from pmstore.tiers.patience import Patience
 
 
 @pytest.fixture
@@ -86,10 +84,10 @@ def test_no_memory_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError("none")
 
     monkeypatch.setattr(workers._thread, "start_new_thread", refuse)
-    with pytest.raises(TierError, match="no thread could be started"):
-        Jobs().start(int)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        Patience("place", None).ask(int)
+    with pytest.raises(WorkerError, match="no thread could be started for 'pmstore job'"):
+        Tasks().start(int)
+    with pytest.raises(WorkerError, match="no thread could be started for 'pmstore question'"):
+        Patience(None).ask(int)
 
 
 @pytest.mark.parametrize("refusal", [RuntimeError("can't start new thread"), MemoryError("none")])
@@ -102,29 +100,65 @@ def test_nobody_waits_for_a_thread_that_was_refused(
         raise refusal
 
     monkeypatch.setattr(workers._thread, "start_new_thread", refuse)
-    jobs = Jobs()
+    tasks = Tasks()
     try:
-        jobs.start(int)
-    except TierError:
-        jobs.end()
-        assert not jobs._workers[0].alive
+        tasks.start(int)
+    except WorkerError:
+        tasks.end()
+        assert not tasks._workers[0].alive
     else:
         pytest.fail("it was refused")
 
 
-def test_a_job_whose_thread_died(stillborn: Callable[[str], None]) -> None:
+def test_a_task_whose_thread_died(stillborn: Callable[[str], None]) -> None:
     stillborn("pmstore job")
-    jobs = Jobs()
-    job = jobs.start(int)
-    with pytest.raises(TierError, match="the thread 'pmstore job' died"):
-        job.result()
-    jobs.end()
+    tasks = Tasks()
+    task = tasks.start(int)
+    with pytest.raises(WorkerError, match="the thread 'pmstore job' died"):
+        task.ask()
+    tasks.end()
+
+
+def test_what_a_task_found() -> None:
+    tasks, go = Tasks(), threading.Event()
+    assert tasks.start(divmod, 7, 2).ask() == (3, 1)
+    failed = tasks.start(divmod, 7, 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failed.ask()
+    slow = tasks.start(go.wait, 60)
+    with pytest.raises(WorkerError, match=r"no answer for 0\.01 seconds"):
+        slow.ask(0.01)
+    go.set()
+    tasks.end()
+    assert slow.ask()
+    with pytest.raises(WorkerError, match="given up"):
+        tasks.start(int).ask()
+    tasks.end()
+
+
+def test_questions_are_given_up() -> None:
+    """One that gets no answer, all when they are ended; what is answered later is thrown away."""
+    go = threading.Event()
+    patience = Patience(0.01)
+    assert patience.ask(lambda: 5) == 5
+    with pytest.raises(KeyError):
+        patience.ask(lambda: {}[1])
+    with pytest.raises(WorkerError, match=r"no answer for 0\.01 seconds"):
+        patience.ask(lambda: go.wait(60))
+    endless = Patience(None)
+    threading.Timer(0.05, endless.end).start()
+    with pytest.raises(WorkerError, match="given up"):
+        endless.ask(lambda: go.wait(60))
+    go.set()
+    with pytest.raises(ValueError, match="stall_seconds"):
+        Patience(0)
 
 
 def test_a_question_whose_thread_died(stillborn: Callable[[str], None]) -> None:
     stillborn("pmstore question")
-    with pytest.raises(TierError, match="the thread that asked died"):
-        Patience("place", None).ask(int)
+    with pytest.raises(WorkerError, match="the thread 'pmstore question' died"):
+        Patience(None).ask(int)
 
 
 @pytest.mark.parametrize("name", ["pmstore job", "pmstore progress"])

@@ -15,8 +15,7 @@ import pmstore
 from pmstore.errors import TierError
 from pmstore.tiers._epochs.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
 from pmstore.tiers._epochs.retention import Retention
-from pmstore.tiers._places.local import Access, LocalBackend
-from pmstore.tiers.config import TierConfig
+from pmstore.tiers._places.local import Access, LocalPlace
 
 Step = Callable[[float], int]
 
@@ -131,11 +130,11 @@ def test_a_tier_that_somebody_emptied_gets_the_same_commit_again(
 def test_what_a_name_stood_for_before_is_forgotten(step: Step, url: str) -> None:
     """A manifest that is written again under the name of one that was read."""
     step(1)
-    place = LocalBackend(Path(url), Access())
+    place = LocalPlace(Path(url), Access())
     name = newest_file(url, ".manifest").name
     own = ManifestName.parse(name)
     assert own is not None
-    retention = Retention(place, TierConfig(url), own)
+    retention = Retention(place, own, None, lambda: place)
     held = HeldLock()
     retention.forget(held, name)  # reads it
     manifest = Manifest.unpack(place.read(name))
@@ -154,12 +153,13 @@ def test_nothing_is_deleted_by_a_writer_that_lost_its_lock(step: Step, url: str)
     name = newest_file(url, ".manifest").name
     own = ManifestName.parse(name)
     assert own is not None
+    place = LocalPlace(Path(url), Access())
     lost = HeldLock(lost=True)
     again = own._replace(generation=own.generation + 1)
     os.link(Path(url) / name, Path(url) / str(again))
     before = sorted(os.listdir(url))
     with pytest.raises(TierError, match="lost"):
-        Retention(LocalBackend(Path(url), Access()), TierConfig(url), own).forget(lost, name)
+        Retention(place, own, None, lambda: place).forget(lost, name)
     assert sorted(os.listdir(url)) == before
 
 

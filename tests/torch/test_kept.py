@@ -27,7 +27,7 @@ from pmstore.scheduler import EveryN
 from pmstore.testing import ForkServer
 from pmstore.tiers._epochs import kept as kept_epochs
 from pmstore.tiers._epochs.kept import KeptName, Reason
-from pmstore.tiers._places.local import LocalBackend
+from pmstore.tiers._places.local import LocalPlace
 from pmstore.torch import MismatchError, NotKeptError, RolledBackError, Run, attach
 
 STEPS = BATCHES + 6
@@ -284,16 +284,16 @@ def test_a_state_that_could_not_be_kept_is_not_the_best(
 ) -> None:
     job = make_job()
     run = job.attach(store)
-    publish = LocalBackend.publish
+    publish = LocalPlace.publish
 
-    def full(self: LocalBackend, name: str, data: bytes) -> None:
+    def full(self: LocalPlace, name: str, data: bytes) -> None:
         if name.endswith(".manifest"):
             raise OSError(errno.ENOSPC, "no room", name)
         publish(self, name, data)
 
     go(store, run, job, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "publish", full)
+        patch.setattr(LocalPlace, "publish", full)
         failed = run.keep(best="figure", value=0.1)
         assert failed is not None
         with pytest.raises(OSError, match="no room"):

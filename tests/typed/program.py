@@ -144,12 +144,15 @@ def policies(store: Store, model: torch.nn.Module) -> None:
         print(part)
 
 
+def names(place: pmstore.tiers.Place, suite: pmstore.testing.PlaceTests) -> dict[str, int]:
+    return {**place.names(), **suite.open("empty").names()}
+
+
 def data(store: Store) -> None:
     report: pmstore.tiers.RestoreReport = pmstore.tiers.restore("again.pm", "tier")
     flush: pmstore.tiers.Flush = store.flush("disk")
     print(report, flush, pmstore.tiers.FlushStats, pmstore.tiers.TierConfig, pmstore.tiers.epochs)
     pmstore.tiers.drain_all()
-    pmstore.tiers.export_safetensors("tier", "model.safetensors")
     pmstore.exchange.export_safetensors(store, "model.safetensors")
     pmstore.exchange.import_safetensors(store, "model.safetensors")
     pmstore.exchange.import_npz(store, "arrays.npz")

@@ -20,29 +20,29 @@ from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.tiers._epochs import sharding
 from pmstore.tiers._epochs.image import Image
 from pmstore.tiers._epochs.leases import Lease
-from pmstore.tiers._epochs.listing import BrokenEpochError, EpochInfo, forgotten, load_manifest
+from pmstore.tiers._epochs.listing import EpochInfo, forgotten, load_manifest
 from pmstore.tiers._epochs.manifest import Manifest
-from pmstore.tiers._places.place import Backend
-from pmstore.tiers._places.url import Places
+from pmstore.tiers._places.place import BrokenEpochError, Place, Source
 
 
 class EpochBytes:
     """The bytes of one rank's store as of an epoch: its own chunks, and those that other ranks
     flushed for it. Every chunk is checked when it is read."""
 
-    def __init__(self, backend: Backend | Places, info: EpochInfo, rank: int) -> None:
-        """Raises: BrokenEpochError."""
+    def __init__(self, place: Source, info: EpochInfo, rank: int) -> None:
+        """Reads the rank's manifest.
+
+        Raises: BrokenEpochError.
+        """
         if rank not in info.manifests:
             raise BrokenEpochError("missing", f"rank {rank} of {info.world_size} has not published")
-        self.manifest: Manifest = load_manifest(backend, info.manifests[rank])
+        self.manifest: Manifest = load_manifest(place, info.manifests[rank])
         try:
             self.store_bytes: int = snapshot.store_size(self.manifest.head, info.manifests[rank])
         except (CorruptStoreError, FormatVersionError) as error:
             raise BrokenEpochError("corrupt", str(error)) from error
-        self._everywhere = backend
-        self.backend: Backend = (
-            backend.of(info.manifests[rank]) if isinstance(backend, Places) else backend
-        )
+        self._everywhere = place
+        self.place: Place = place.of(info.manifests[rank])
         self._info = info
         self._others: dict[int, EpochBytes] = {}
         self._lenders: dict[int, tuple[int, int, int]] = {}
@@ -54,7 +54,11 @@ class EpochBytes:
             )
 
     def own_chunk(self, index: int) -> bytes | None:
-        """None: the epoch has no such chunk (it held nothing). Raises: BrokenEpochError."""
+        """Returns a chunk that this rank flushed; None: the epoch has no such chunk (it held
+        nothing).
+
+        Raises: BrokenEpochError.
+        """
         if self._cache[0] == index:
             return self._cache[1]
         manifest = self.manifest
@@ -72,7 +76,7 @@ class EpochBytes:
     def _read(self, file: str, position: int, index: int) -> bytes:
         size = self.manifest.chunk_bytes
         try:
-            data = self.backend.read(file, position, position + size)
+            data = self.place.read(file, position, position + size)
         except FileNotFoundError:
             raise BrokenEpochError("missing", f"file {file}") from None
         except OSError as error:
@@ -86,8 +90,11 @@ class EpochBytes:
         return data
 
     def borrowed_chunk(self, index: int) -> bytes:
-        """A chunk that another rank flushed: there it lies where that rank's store has the
-        array."""
+        """Returns a chunk that another rank flushed: it lies there where that rank's store has the
+        array.
+
+        Raises: BrokenEpochError.
+        """
         size = self.manifest.chunk_bytes
         if index not in self._lenders:
             raise BrokenEpochError(
@@ -107,8 +114,8 @@ class EpochBytes:
         return other.read(offsets[name].offset + start, size, own=True)
 
     def read(self, offset: int, nbytes: int, *, own: bool = False) -> bytes:
-        """Bytes of the store's file, of chunks that are there: all that a store holds lies in some.
-        own: they must all be this rank's.
+        """Returns bytes of the store's file, of chunks that are there: all that a store holds lies
+        in some. own: they must all be this rank's.
 
         Raises: BrokenEpochError.
         """
@@ -142,8 +149,9 @@ class EpochBytes:
 
 
 def refuse_mixed(ranks: Mapping[int, EpochBytes]) -> None:
-    """Epochs are numbered by each rank's store. Where ranks of a job have committed different
-    numbers of times, the same number is another generation at each.
+    """Refuses an epoch that is not one commit of a job. Epochs are numbered by each rank's store:
+    where ranks have committed different numbers of times, the same number is another generation at
+    each.
 
     Raises: BrokenEpochError.
     """
@@ -158,7 +166,7 @@ def refuse_mixed(ranks: Mapping[int, EpochBytes]) -> None:
 
 
 def _generations(epoch: EpochBytes) -> dict[str, Key]:
-    """Of the runs in it that are in a job."""
+    """Returns the generation of each run in the epoch that is in a job."""
     found = {}
     for one in Image(epoch.read, epoch.manifest.state_bytes).objects():
         if one.kind == ARRAY and one.name.endswith("/job") and one.nbytes == 8 * NUMBERS:
@@ -169,15 +177,15 @@ def _generations(epoch: EpochBytes) -> dict[str, Key]:
 
 
 def verify(
-    backend: Backend | Places, info: EpochInfo, progress: Callable[[int], Any] | None = None
+    place: Source, info: EpochInfo, progress: Callable[[int], Any] | None = None
 ) -> str | None:
     """Reads every chunk of an epoch, which a lease holds meanwhile. Returns what is wrong, or
     None."""
     if info.problem is not None:
         return info.problem
-    with Lease(backend, info.epoch, info.run, info.world_size):
+    with Lease(place, info.epoch, info.run, info.world_size):
         try:
-            ranks = {rank: EpochBytes(backend, info, rank) for rank in range(info.world_size)}
+            ranks = {rank: EpochBytes(place, info, rank) for rank in range(info.world_size)}
             if info.world_size > 1:
                 refuse_mixed(ranks)
             for epoch in ranks.values():
@@ -186,7 +194,7 @@ def verify(
                     if progress is not None:
                         progress(epoch.manifest.chunk_bytes)
         except BrokenEpochError as error:
-            if error.kind == "missing" and forgotten(backend, info):
+            if error.kind == "missing" and forgotten(place, info):
                 return "missing: its writer let it go meanwhile"
             return str(error)
     return None

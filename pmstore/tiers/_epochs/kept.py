@@ -20,8 +20,7 @@ import msgpack
 from pmstore.engine.snapshot import checksum
 from pmstore.objects.dtypes import UNDECODABLE
 from pmstore.tiers._epochs.manifest import GENERATION_MOST, ManifestName
-from pmstore.tiers._places.place import Backend, Lock
-from pmstore.tiers._places.url import Places
+from pmstore.tiers._places.place import Lock, Place, Source
 
 _MAGIC = b"PMSKEPT1"
 _HEAD = struct.Struct("<8sIQ")
@@ -61,10 +60,10 @@ class Reason:
     """Why an epoch is kept. Reasons of one group, series and name push each other out."""
 
     group: str
-    """Of the training run in the store."""
+    """The training run in the store."""
     series: Series
     name: str
-    """Of the state; of "best" the figure's; of "last" empty."""
+    """The state's name; of "best" the figure's; of "last" empty."""
     step: int
     value: float | None
     """The figure, of "best"."""
@@ -91,7 +90,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """An epoch is to be kept, and how many others of its kind stay."""
+    """Says that an epoch is to be kept, and how many others of its kind stay."""
 
     reason: Reason
     count: int
@@ -103,7 +102,7 @@ class Keeping:
         return value < other if self.lowest else value > other
 
     def surplus(self, reasons: Iterable[tuple[int, Reason]]) -> list[tuple[int, Reason]]:
-        """Of (epoch, reason), those that are pushed out."""
+        """Returns those (epoch, reason) that are pushed out."""
         mine = [one for one in reasons if one[1].key == self.reason.key]
         if self.reason.series == "best":
             sign = 1.0 if self.lowest else -1.0
@@ -119,7 +118,10 @@ def pack(reasons: Iterable[Reason]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Reason, ...]:
-    """Raises: ValueError."""
+    """Returns the reasons in a file that keeps an epoch.
+
+    Raises: ValueError.
+    """
     if len(data) < _HEAD.size:
         raise ValueError("what keeps an epoch is cut off")
     magic, crc, length = _HEAD.unpack_from(data)
@@ -149,8 +151,8 @@ def _reason(said: Any) -> Reason:
     return made
 
 
-def read_reasons(place: Backend | Places, name: str) -> tuple[Reason, ...]:
-    """None of a file that cannot be read: it keeps its epoch all the same."""
+def read_reasons(place: Source, name: str) -> tuple[Reason, ...]:
+    """Returns the reasons in a file; none if it cannot be read: it keeps its epoch all the same."""
     try:
         return unpack(place.read(name, 0, _BYTES_MOST))
     except (FileNotFoundError, ValueError):
@@ -158,33 +160,34 @@ def read_reasons(place: Backend | Places, name: str) -> tuple[Reason, ...]:
 
 
 class KeptEpochs:
-    """Of one run and rank, as their writer makes them. `reasons` may be called by any thread."""
+    """Kept epochs of one run and rank, as their writer makes them. `reasons` may be called by any
+    thread."""
 
-    def __init__(self, backend: Backend, own: ManifestName) -> None:
-        self._backend, self._own = backend, own
+    def __init__(self, place: Place, own: ManifestName) -> None:
+        self._place, self._own = place, own
         self._reasons: dict[int, tuple[Reason, ...]] | None = None  # by epoch, once known
         self._reading = threading.RLock()
 
     def epochs(self, names: Iterable[str]) -> set[int]:
-        """That are kept."""
+        """Returns the epochs that are kept."""
         parsed = filter(None, map(KeptName.parse, names))
         return {one.epoch for one in parsed if one[1:] == self._own[2:]}
 
     def reasons(self) -> list[tuple[int, Reason]]:
-        """All reasons, with their epochs."""
+        """Returns all reasons, with their epochs."""
         with self._reading:
             return [(epoch, one) for epoch, reasons in self._known().items() for one in reasons]
 
     def _known(self) -> dict[int, tuple[Reason, ...]]:
         if self._reasons is None:
-            names = self._backend.names()
+            names = self._place.names()
             there = {
                 one.epoch
                 for one in filter(None, map(ManifestName.parse, names))
                 if one[2:] == self._own[2:]
             }
             self._reasons = {
-                epoch: read_reasons(self._backend, self._name(epoch))
+                epoch: read_reasons(self._place, self._name(epoch))
                 for epoch in self.epochs(names) & there
             }
         return self._reasons
@@ -195,14 +198,15 @@ class KeptEpochs:
     def _write(self, epoch: int, reasons: tuple[Reason, ...]) -> None:
         known = self._known()
         if reasons:
-            self._backend.publish(self._name(epoch), pack(reasons))
+            self._place.publish(self._name(epoch), pack(reasons))
             known[epoch] = reasons
         else:
-            self._backend.delete(self._name(epoch))
+            self._place.delete(self._name(epoch))
             known.pop(epoch, None)
 
     def add(self, lock: Lock, epoch: int, keeping: Keeping) -> str:
-        """Before the epoch counts, so that none is there without. Returns the name of its file."""
+        """Keeps an epoch, before it counts: so none is there that should be kept and is not.
+        Returns the name of the file that keeps it."""
         with self._reading:
             lock.check()
             held = self._known().get(epoch, ())
@@ -212,7 +216,7 @@ class KeptEpochs:
         return self._name(epoch)
 
     def push_out(self, lock: Lock, keeping: Keeping) -> None:
-        """What it pushes out, when the epoch counts."""
+        """Removes the reasons that a new one pushes out, when its epoch counts."""
         with self._reading:
             for epoch, reason in keeping.surplus(self.reasons()):
                 lock.check()
@@ -220,13 +224,13 @@ class KeptEpochs:
                 self._write(epoch, left)
 
     def forget_known(self) -> None:
-        """An epoch may not count after all: what there is is read again."""
+        """Has what there is read again: an epoch may not count after all."""
         with self._reading:
             self._reasons = None
 
     def leavings(self, names: Iterable[str]) -> list[str]:
-        """Of a writer that was killed: files that keep epochs that are not there, and what was to
-        become such files."""
+        """Returns the files that a killed writer left: those that keep epochs that are not there,
+        and what was to become such files."""
         names = list(names)
         there = {one[1:] for one in filter(None, map(ManifestName.parse, names))}
         found = []

@@ -19,18 +19,17 @@ from typing import NamedTuple
 
 from pmstore.base.workers import Worker
 from pmstore.tiers._epochs.manifest import GENERATION_MOST, ManifestName
-from pmstore.tiers._places.place import Backend
-from pmstore.tiers._places.url import Places
+from pmstore.tiers._places.place import Place, Source
 
 RENEW_SECONDS = 15.0
 LEASE_SECONDS = 120.0
-"""Without a renewal it is a dead reader's, and is deleted."""
+"""A lease that was not renewed for so long is a dead reader's, and is deleted."""
 WHOLE_SECONDS = 24 * 3600.0
 """A writer honours no lease for longer, whoever renews it."""
 LEASES_MOST = 64
-"""That a writer looks at, of a run."""
+"""So many leases of a run a writer looks at."""
 EPOCHS_MOST = 16
-"""That a writer leaves for leases."""
+"""So many epochs a writer leaves for leases."""
 _END_SECONDS = 5.0
 
 _NAME = re.compile(
@@ -58,10 +57,10 @@ class LeaseName(NamedTuple):
 
 
 class Lease:
-    """Held while its `with` lasts, where the reader may write; elsewhere nothing happens: what it
-    reads may then be forgotten."""
+    """A lease that is held while its `with` lasts, where the reader may write; elsewhere nothing
+    happens: what it reads may then be forgotten."""
 
-    def __init__(self, place: Backend | Places, epoch: int, run: str, world_size: int) -> None:
+    def __init__(self, place: Source, epoch: int, run: str, world_size: int) -> None:
         self._place = place
         self._name = str(LeaseName(epoch, run, world_size, secrets.token_hex(8)))
         self._ended = threading.Event()
@@ -90,15 +89,15 @@ class Lease:
 
 
 class Leases:
-    """What readers hold of one run, as its writer sees it."""
+    """The leases of one run, as its writer sees them."""
 
-    def __init__(self, backend: Backend, own: ManifestName) -> None:
-        self._backend, self._own = backend, own
+    def __init__(self, place: Place, own: ManifestName) -> None:
+        self._place, self._own = place, own
         self._seen: dict[str, float] = {}  # when it was, by this process's clock
 
     def look(self, names: Iterable[str], fresh: str) -> tuple[set[int], list[str]]:
-        """Epochs that are held, and names of leases that are over. fresh: a file that has just been
-        written, whose time is now."""
+        """Returns the epochs that are held, and names of leases that are over. fresh: a file that
+        has just been written, whose time is now."""
         found = [
             lease
             for lease in map(LeaseName.parse, names)
@@ -107,7 +106,7 @@ class Leases:
         ]
         found = sorted(found, reverse=True)[:LEASES_MOST]
         self._seen = {str(one): self._seen.get(str(one), time.monotonic()) for one in found}
-        now = self._backend.modified(fresh) if found else None
+        now = self._place.modified(fresh) if found else None
         held: set[int] = set()
         over: list[str] = []
         for one in found:
@@ -120,7 +119,7 @@ class Leases:
     def _lives(self, name: str, now: float | None) -> bool:
         known = time.monotonic() - self._seen[name]
         try:
-            renewed = self._backend.modified(name)
+            renewed = self._place.modified(name)
         except FileNotFoundError:
             return False
         if now is None or renewed is None:  # the place tells no times

@@ -1,4 +1,4 @@
-"""What epochs a tier has, and whether they are whole."""
+"""The epochs that a tier has, and whether they are whole."""
 
 from __future__ import annotations
 
@@ -9,29 +9,21 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from pmstore.base.workers import Patience
 from pmstore.tiers._epochs.kept import KeptName, Reason, read_reasons
 from pmstore.tiers._epochs.manifest import BadManifestError, Manifest, ManifestName
-from pmstore.tiers._places.place import Backend
-from pmstore.tiers._places.url import Places, open_places
-from pmstore.tiers.patience import STALL_SECONDS, Patience
+from pmstore.tiers._places.place import BrokenEpochError, Source
+from pmstore.tiers._places.url import STALL_SECONDS, open_places
 
 FIRST_BYTES = 1 << 20
-"""Of a manifest, read at once: a state of 10 GB in one request."""
+"""So many bytes of a manifest are read at once: a state of 10 GB in one request."""
 LISTINGS = 5
-"""Of a tier that is written meanwhile, before what does not fit together is told."""
-
-
-class BrokenEpochError(Exception):
-    """An epoch that cannot be restored. kind: "corrupt" (the bytes are wrong) or "missing" (they
-    are not there)."""
-
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(f"{kind}: {what}")
-        self.kind = kind
+"""So often a tier that is written meanwhile is listed, before what does not fit together is
+told."""
 
 
 class _GoneError(Exception):
-    """What was listed does not fit together: a writer makes epochs, or lets old ones go."""
+    """A listing does not fit together: a writer makes epochs, or lets old ones go."""
 
 
 @dataclass(frozen=True)
@@ -63,35 +55,35 @@ class EpochInfo:
     kept: tuple[Reason, ...] = ()
 
 
-def list_epochs(backend: Backend | Places) -> list[EpochInfo]:
-    """All of a tier's epochs, newest first. Where they are made and let go meanwhile, it looks
-    again; after a few times those that have gone are left out."""
+def list_epochs(place: Source) -> list[EpochInfo]:
+    """Returns all of a tier's epochs, newest first. Where they are made and let go meanwhile, it
+    looks again; after a few times those that have gone are left out."""
     for _ in range(LISTINGS - 1):
         with suppress(_GoneError):
-            return _list(backend, strict=True)
-    found = _list(backend, strict=False)
+            return _list(place, strict=True)
+    found = _list(place, strict=False)
     if not any(one.problem for one in found):
         return found
-    names = backend.names()
+    names = place.names()
     return [one for one in found if one.problem is None or set(one.manifests.values()) & set(names)]
 
 
-def _list(backend: Backend | Places, strict: bool) -> list[EpochInfo]:
+def _list(place: Source, strict: bool) -> list[EpochInfo]:
     """Raises: _GoneError, if it is strict."""
-    names = backend.names()
+    names = place.names()
     groups: dict[tuple[str, int, int], dict[int, ManifestName]] = {}
     for parsed in filter(None, map(ManifestName.parse, names)):
         ranks = groups.setdefault((parsed.run, parsed.epoch, parsed.world_size), {})
         if parsed.rank not in ranks or ranks[parsed.rank] < parsed:
             ranks[parsed.rank] = parsed
     if not strict:
-        names = {**names, **backend.names()}  # files of manifests that came while it listed
-    found = [_look(backend, names, ranks, strict) for ranks in groups.values()]
+        names = {**names, **place.names()}  # files of manifests that came while it listed
+    found = [_look(place, names, ranks, strict) for ranks in groups.values()]
     return sorted(found, key=lambda one: (one.generation, one.epoch), reverse=True)
 
 
 def _look(
-    backend: Backend | Places, names: dict[str, int], ranks: dict[int, ManifestName], strict: bool
+    place: Source, names: dict[str, int], ranks: dict[int, ManifestName], strict: bool
 ) -> EpochInfo:
     first = ranks[min(ranks)]
     problem: str | None = None
@@ -103,7 +95,7 @@ def _look(
     state, files, when = 0, 0, 0.0
     for rank in sorted(ranks):
         try:
-            manifest = load_manifest(backend, ranks[rank])
+            manifest = load_manifest(place, ranks[rank])
         except BrokenEpochError as error:
             if strict and error.kind == "missing":
                 raise _GoneError from None
@@ -130,16 +122,19 @@ def _look(
         time=when,
         problem=problem,
         manifests={rank: str(one) for rank, one in ranks.items()},
-        kept=read_reasons(backend, kept) if (kept := str(KeptName.of(first))) in names else (),
+        kept=read_reasons(place, kept) if (kept := str(KeptName.of(first))) in names else (),
     )
 
 
-def load_manifest(backend: Backend | Places, name: ManifestName | str) -> Manifest:
-    """Raises: BrokenEpochError."""
+def load_manifest(place: Source, name: ManifestName | str) -> Manifest:
+    """Reads a manifest.
+
+    Raises: BrokenEpochError.
+    """
     try:
-        data = backend.read(str(name), 0, FIRST_BYTES)
+        data = place.read(str(name), 0, FIRST_BYTES)
         if Manifest.packed_bytes(data) > len(data):
-            data += backend.read(str(name), len(data), Manifest.packed_bytes(data))
+            data += place.read(str(name), len(data), Manifest.packed_bytes(data))
         manifest = Manifest.unpack(data)
     except FileNotFoundError:
         raise BrokenEpochError("missing", f"manifest {name}") from None
@@ -160,8 +155,8 @@ def load_manifest(backend: Backend | Places, name: ManifestName | str) -> Manife
     return manifest
 
 
-def forgotten(place: Backend | Places, info: EpochInfo) -> bool:
-    """Whether its writer has let the epoch go since it was listed."""
+def forgotten(place: Source, info: EpochInfo) -> bool:
+    """Says whether its writer has let the epoch go since it was listed."""
     names = place.names()
     return any(name not in names for name in info.manifests.values())
 
@@ -172,8 +167,8 @@ def epochs(
     storage_options: dict[str, Any] | None = None,
     stall_seconds: float | None = STALL_SECONDS,
 ) -> list[EpochInfo]:
-    """The epochs of a tier, newest first. stall_seconds: as of `restore`.
+    """Returns the epochs of a tier, newest first. stall_seconds: as of `restore`.
 
     Raises: TierError, OSError.
     """
-    return list_epochs(open_places(url, storage_options, Patience(os.fspath(url), stall_seconds)))
+    return list_epochs(open_places(url, storage_options, Patience(stall_seconds)))

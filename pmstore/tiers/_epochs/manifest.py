@@ -54,7 +54,8 @@ _NAMES_MOST = 1 << 13
 
 
 class ManifestName(NamedTuple):
-    """generation: counts the epochs of a tier, whatever clocks say. run: whose epochs they are."""
+    """The name of a manifest. generation: counts the epochs of a tier, whatever clocks say. run:
+    whose epochs they are."""
 
     generation: int
     epoch: int
@@ -84,16 +85,17 @@ class ManifestName(NamedTuple):
 
     @property
     def data_prefix(self) -> str:
-        """Of the files that this run's rank writes chunks into."""
+        """The names of all files that this run's rank writes chunks into begin so."""
         return f"{self.run}.{self.rank}-{self.world_size}."
 
     def chunks_name(self, session: str, number: int) -> str:
-        """Of a file that this run's rank writes chunks into. session: 8 hexadecimal digits."""
+        """The name of a file that this run's rank writes chunks into. session: 8 hexadecimal
+        digits."""
         return f"{self.data_prefix}{session}.{number:06d}{CHUNKS_SUFFIX}"
 
     def is_written(self, name: str) -> bool:
-        """Whether this run's rank gave a file that name: chunks, or what is to become a manifest.
-        Others are somebody else's, and stay."""
+        """Says whether this run's rank gave a file that name: chunks, or what is to become a
+        manifest. Others are somebody else's, and stay."""
         if name.startswith(self.data_prefix):
             match = _CHUNKS_REST.fullmatch(name, len(self.data_prefix))
             return match is not None and self.chunks_name(match[1], int(match[2])) == name
@@ -125,8 +127,8 @@ class Manifest:
     files: tuple[tuple[str, int], ...]
     """Name and bytes of each file that chunks lie in."""
     chunks: Array
-    """Of dtype CHUNK, ascending by index: all that the store's file holds, but for what other ranks
-    flush."""
+    """An array of dtype CHUNK, ascending by index: all that the store's file holds, but for what
+    other ranks flush."""
     time: float = 0.0
     """Unix time, for people: nothing is decided by it."""
     shared: tuple[Shared, ...] = field(default=())
@@ -140,7 +142,7 @@ class Manifest:
 
     @property
     def store_bytes(self) -> int:
-        """Of the store's file, as its superblock says."""
+        """The size of the store's file, as its superblock says."""
         return file_bytes_of(self.head)
 
     @property
@@ -168,7 +170,7 @@ class Manifest:
 
     @staticmethod
     def packed_bytes(data: bytes) -> int:
-        """Of all of a manifest, by its first bytes.
+        """Returns the size of a manifest, by its first bytes.
 
         Raises: BadManifestError.
         """
@@ -183,7 +185,7 @@ class Manifest:
 
     @classmethod
     def unpack(cls, data: bytes) -> Manifest:
-        """Checks everything that is followed later.
+        """Reads a manifest, and checks everything that is followed later.
 
         Raises: BadManifestError.
         """

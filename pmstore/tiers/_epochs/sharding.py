@@ -1,8 +1,8 @@
-"""Who flushes what, when several ranks hold the same arrays: without a message, by arithmetic that
-all of them do alike.
+"""Sharding: which rank flushes what, when several hold the same arrays: without a message, by
+arithmetic that all of them do alike.
 
 Source: DeepFreeze (CCGrid 2020), section IV.B: the checkpoint of a replicated model is shared out
-    over the ranks.
+over the ranks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def parts(shared: Sequence[Shared], world_size: int) -> Iterator[Part]:
-    """The arrays, end to end in order of name, cut into as many equal stretches as there are
-    ranks."""
+    """Yields the parts: the arrays, end to end in order of name, are cut into as many equal
+    stretches as there are ranks."""
     total = sum(one.nbytes for one in shared)
     cuts = [total * rank // world_size for rank in range(world_size + 1)]
     at, rank = 0, 0
@@ -50,8 +50,8 @@ def parts(shared: Sequence[Shared], world_size: int) -> Iterator[Part]:
 def borrowed(
     shared: Sequence[Shared], rank: int, world_size: int, chunk_bytes: int, count: int
 ) -> Array:
-    """Indices (uint64, ascending) of the chunks of this rank's file that lie wholly in what other
-    ranks flush."""
+    """Returns the indices (uint64, ascending) of the chunks of this rank's file that lie wholly in
+    what other ranks flush."""
     mask = np.zeros(count, bool)
     for part in parts(shared, world_size):
         if part.rank == rank:
@@ -65,8 +65,8 @@ def borrowed(
 def lenders(
     shared: Sequence[Shared], rank: int, world_size: int, chunk_bytes: int, borrowed: Array
 ) -> dict[int, tuple[int, int, int]]:
-    """For each borrowed chunk: (rank that has it, number of its array, byte of the array where the
-    chunk starts). One that is in no other rank's part is left out."""
+    """Returns for each borrowed chunk: (rank that has it, number of its array, byte of the array
+    where the chunk starts). One that is in no other rank's part is left out."""
     found: dict[int, tuple[int, int, int]] = {}
     for part in parts(shared, world_size):
         if part.rank == rank:

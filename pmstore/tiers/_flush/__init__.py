@@ -1,4 +1,4 @@
-"""From a store to a tier.
+"""Flushing: from a store to a tier.
 
 flusher.py    the threads of a tier: which flush runs when
 flush.py      the handle that `Store.flush` returns

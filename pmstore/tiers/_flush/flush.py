@@ -1,4 +1,4 @@
-"""A flush under way."""
+"""The handle of a flush under way."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from pmstore.base.workers import Worker, wait_for
+from pmstore.base.workers import (
+    Progress,
+    Worker,
+    WorkerError,
+    call_back,
+    in_callback,
+    time_left,
+    wait_for,
+)
 from pmstore.engine.snapshot import Transfer
 from pmstore.errors import ForkedStoreError, TierError
 
@@ -59,66 +66,6 @@ class TierState:
     failed: bool
 
 
-TELL_SECONDS = 0.1
-
-
-class Teller:
-    """Calls progress(bytes done, bytes of all) on a thread of its own every now and then, and once
-    more when it is stopped. What waits in such a call for a flush is not waited for by the
-    flush."""
-
-    def __init__(
-        self, progress: Callable[[int, int], object], transfer: Transfer, total: Callable[[], int]
-    ) -> None:
-        """Raises: RuntimeError: no thread could be started."""
-        self._progress, self._transfer, self._total = progress, transfer, total
-        self._stop = threading.Event()
-        self._thread = Worker("pmstore progress", self._tell)
-        self._thread.start()
-
-    def _tell(self) -> None:
-        _calling.on = True
-        while not self._stop.wait(TELL_SECONDS):
-            self._progress(self._transfer.done_bytes, self._total())
-        self._progress(self._transfer.done_bytes, self._total())
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def join(self, timeout: float | None = None) -> bool:
-        """Waits until the last call has returned; False: it has not yet."""
-        return self._thread.join(timeout)
-
-
-@contextmanager
-def telling(
-    progress: Callable[[int, int], object] | None, transfer: Transfer, total: int
-) -> Iterator[None]:
-    """The last call has returned on leaving."""
-    if progress is None:
-        yield
-        return
-    teller = Teller(progress, transfer, lambda: total)
-    try:
-        yield
-    finally:
-        teller.stop()
-        teller.join()
-
-
-def time_left(end: float | None) -> float | None:
-    """Seconds until `time.monotonic()` reaches end; None: no limit."""
-    return None if end is None else max(0.0, end - time.monotonic())
-
-
-_calling = threading.local()
-"""on: this thread is in somebody's callback, and must not wait for callbacks to return."""
-
-
-def _in_callback() -> bool:
-    return getattr(_calling, "on", False)
-
-
 class Flush:
     """A flush under way: `Store.flush` returns it. `wait` says how it ended."""
 
@@ -140,14 +87,15 @@ class Flush:
         self._release = release
         self._process = os.getpid()
         self._progress = progress
-        self._teller: Teller | None = None
+        self._telling: Progress | None = None
         self.epoch = epoch
         """The commit that is being flushed."""
         self.error: BaseException | None = None
         self.stats: FlushStats | None = None
-        """When it is done."""
+        """What it did; None until it is done."""
         self.total_bytes = 0
-        """To look at, and to write what of it is not in the tier; 0 until that is known."""
+        """Bytes to look at, of which those are written that are not in the tier; 0 until that is
+        known."""
         self.cancelled: bool = False
         """`cancel` was called."""
         self._transfer = transfer
@@ -166,13 +114,13 @@ class Flush:
 
     @property
     def over(self) -> bool:
-        """Done, and old epochs are deleted, too."""
+        """Whether it is done, and old epochs are deleted, too."""
         self._look()
         return self._over.is_set()
 
     def _look(self) -> None:
-        """Fails it if the thread that flushes has died, as for want of memory: nobody else would.
-        Not in a fork child: it is the parent's."""
+        """Fails it if the thread that flushes has died, as for want of memory: nobody else would. A
+        fork child does nothing: the flush is the parent's."""
         if (
             self._process == os.getpid()
             and not self._over.is_set()
@@ -191,7 +139,7 @@ class Flush:
     def _wait(self, event: threading.Event, timeout: float | None) -> bool:
         try:
             return wait_for(event, self._worker, timeout)
-        except RuntimeError:
+        except WorkerError:
             self._look()
             return True
 
@@ -202,11 +150,11 @@ class Flush:
     def wait_called(self, timeout: float | None) -> bool:
         """Waits until its callbacks have returned; False: they have not yet. In a callback: at
         once."""
-        if _in_callback():
+        if in_callback():
             return True
         try:
             return wait_for(self._called, self._caller, timeout)
-        except RuntimeError:  # that thread died; `threading.excepthook` told of it
+        except WorkerError:  # that thread died; `threading.excepthook` told of it
             return True
 
     @property
@@ -215,7 +163,7 @@ class Flush:
 
     @property
     def progress(self) -> float:
-        """From 0 to 1; 1 when the epoch counts."""
+        """The share that is done, from 0 to 1; 1 when the epoch counts."""
         if self._done.is_set() and self.error is None:
             return 1.0
         return min(self._transfer.done_bytes / self.total_bytes, 0.999) if self.total_bytes else 0.0
@@ -226,10 +174,10 @@ class Flush:
         self._transfer.cancel()
 
     def wait(self, timeout: float | None = None) -> Flush:
-        """Returns when the epoch is in the tier, durable, and progress was told for the last time.
+        """Waits until the epoch is in the tier, durable, and progress was told for the last time.
 
         Raises: TimeoutError after timeout seconds (it goes on); TierError, OSError: what went
-            wrong; ForkedStoreError in a fork child.
+        wrong; ForkedStoreError in a fork child.
         """
         if self._process != os.getpid():
             raise ForkedStoreError(
@@ -241,8 +189,8 @@ class Flush:
             raise TimeoutError(
                 f"the flush of epoch {self.epoch} to {self.tier!r} is at {self.progress:.0%}"
             )
-        if self._teller is not None and not _in_callback():
-            self._teller.join(time_left(end))
+        if self._telling is not None and not in_callback():
+            self._telling.join(time_left(end))
         self.raise_once(again=True)
         return self
 
@@ -266,21 +214,23 @@ class Flush:
 
     @property
     def untold(self) -> bool:
-        """It failed, nobody has been told, and nobody asked for it."""
+        """Whether it failed, nobody has been told, and nobody asked for it."""
         return self.error is not None and not self.told and not self.cancelled
 
     def tell(self) -> None:
-        """For the thread that flushes, when it knows `total_bytes`. Progress is told from here on,
-        until it is finished.
+        """Begins to tell progress, until it is finished. The thread that flushes calls this when it
+        knows `total_bytes`.
 
-        Raises: RuntimeError: no thread could be started.
+        Raises: WorkerError: no thread could be started.
         """
         with self._lock:
             if self._progress is not None and not self._done.is_set():
-                self._teller = Teller(self._progress, self._transfer, lambda: self.total_bytes)
+                self._telling = Progress(
+                    lambda: (self._transfer.done_bytes, self.total_bytes), self._progress
+                )
 
     def finish(self, error: BaseException | None, stats: FlushStats | None) -> None:
-        """For the thread that flushes."""
+        """Ends it: the thread that flushes calls this when the epoch counts, or with the error."""
         if error is not None and not isinstance(error, (TierError, OSError)):
             wrapped = TierError(f"the flush of epoch {self.epoch} to {self.tier!r} failed: {error}")
             wrapped.__cause__ = error
@@ -289,19 +239,20 @@ class Flush:
             if self._done.is_set():  # it was given up as stalled
                 return
             self.error, self.stats = error, stats
-            if self._teller is not None:
-                self._teller.stop()
+            if self._telling is not None:
+                self._telling.stop()
             self._done.set()
             callbacks, self._callbacks = self._callbacks, []
         # none, too: those of flushes before it go first
         self._calls.put(partial(self._call, callbacks))
 
     def _call(self, callbacks: list[Callable[[Flush], None]]) -> None:
-        """Not on the thread that flushes: a callback may wait for what that has still to do."""
-        _calling.on = True
+        """Calls the callbacks, not on the thread that flushes: a callback may wait for what that
+        has still to do."""
+        call_back()
         try:
-            if self._teller is not None:
-                self._teller.join()
+            if self._telling is not None:
+                self._telling.join()
             for callback in callbacks:
                 try:
                     callback(self)
@@ -313,7 +264,7 @@ class Flush:
             self._called.set()
 
     def finish_over(self) -> None:
-        """For the thread that flushes."""
+        """Says that old epochs are deleted: the thread that flushes calls this last."""
         self._over.set()
 
     def __repr__(self) -> str:

@@ -1,4 +1,5 @@
-"""The threads of a tier: which flush runs when, who waits for it, and who is told how it ended."""
+"""The flusher: the threads of a tier. It says which flush runs when, who waits for it, and who is
+told how it ended."""
 
 from __future__ import annotations
 
@@ -11,14 +12,13 @@ from functools import partial
 from queue import SimpleQueue
 from weakref import finalize, ref
 
-from pmstore.base.workers import Worker
+from pmstore.base.workers import Worker, WorkerError
 from pmstore.engine.pool import Pool
 from pmstore.engine.snapshot import Snapshot, Transfer
 from pmstore.errors import PmstoreError, StoreFullError, TierError
 from pmstore.tiers._epochs.kept import Keeping, KeptEpochs
 from pmstore.tiers._flush.flush import Flush, FlushStats, TierState
 from pmstore.tiers._flush.writer import Writer, Written
-from pmstore.tiers._places.fsspec import FsspecBackend
 from pmstore.tiers.config import TierConfig
 
 FLUSHING, CALLING = "pmstore flush", "pmstore callbacks"
@@ -99,22 +99,20 @@ class Flusher:
         return handle
 
     def _start(self) -> None:
-        """The threads are there before they are needed: starting one takes as long as the machine
-        is busy."""
+        """Starts the threads before they are needed: starting one takes as long as the machine is
+        busy."""
         if self._closed.is_set():
             raise TierError(f"tier {self.name!r} is being closed")
         self._start_one(FLUSHING, _work, self._jobs)
         self._start_one(CALLING, _work, self._calls)
-        if self.config.stall_seconds is not None and isinstance(
-            self._writer.backend, FsspecBackend
-        ):
+        if self.config.stall_seconds is not None and self._writer.place.may_hang:
             self._start_one(
                 "pmstore watch", _watch, ref(self), self._closed, self.config.stall_seconds
             )
 
     def _start_one(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        """Unless it is there: those that could be started before one was refused wait for their
-        work. One that died, as for want of memory, is followed by another."""
+        """Starts a thread, unless it is there: those that could be started before one was refused
+        wait for their work. One that died, as for want of memory, is followed by another."""
         if name not in self._threads or not self._threads[name].alive:
             self._threads[name] = start_thread(name, target, *arguments)
 
@@ -130,8 +128,8 @@ class Flusher:
             )
 
     def _run(self, job: _Job) -> None:
-        """The handle is done when the epoch counts; old ones go afterwards, before the next
-        flush."""
+        """Runs a flush. The handle is done when the epoch counts; old ones go afterwards, before
+        the next flush."""
         if job.flush.over:  # it was put twice, or given up as stalled before its turn
             return
         error: BaseException | None = None
@@ -165,7 +163,7 @@ class Flusher:
                 job.flush.finish_over()
 
     def state(self) -> TierState:
-        """Waits for nothing."""
+        """Says how far its flushes are. Waits for nothing."""
         last, durable = self.last, self._durable
         busy = last if last is not None and not last.done else None
         return TierState(
@@ -183,7 +181,7 @@ class Flusher:
         elif isinstance(error, StoreFullError):
             made = TierError(
                 f"the flush of epoch {flush.epoch} to {self.name!r} failed: no room at "
-                f"{self._writer.backend.url}, or a limit was reached. Earlier epochs are as they "
+                f"{self._writer.place.url}, or a limit was reached. Earlier epochs are as they "
                 "were: free space there, or keep fewer epochs (keep=)"
             )
             made.errno = error.errno
@@ -198,7 +196,7 @@ class Flusher:
 
     @property
     def kept(self) -> KeptEpochs:
-        """Which epochs stay in the tier."""
+        """The epochs that stay in the tier."""
         return self._writer.publisher.kept
 
     # ---- ending ----
@@ -213,7 +211,8 @@ class Flusher:
         return self.last is None or self.last.wait_called(timeout)
 
     def warn_untold(self) -> None:
-        """A failed flush that nobody was told of, and that nobody will ask for any more."""
+        """Warns of a failed flush that nobody was told of, and that nobody will ask for any
+        more."""
         self._warn_of_leavings()
         if self.last is not None and self.last.done and self.last.untold:
             self.last.told = True
@@ -232,8 +231,8 @@ class Flusher:
             )
 
     def abandon(self) -> None:
-        """Instead of `drain` and `close`: what is under way is cancelled, and the thread that
-        flushes closes after it. Nothing happens if it is closed."""
+        """Cancels what is under way, instead of `drain` and `close`; the thread that flushes closes
+        after it. Nothing happens if it is closed."""
         if self._closed.is_set():
             self.close()  # which an interrupt may have ended
             return
@@ -246,7 +245,7 @@ class Flusher:
             self.close()
 
     def close(self) -> None:
-        """After `drain`."""
+        """Ends the threads, and gives the lock up. `drain` comes first."""
         self._closed.set()
         self._jobs.put(None)
         self._calls.put(None)
@@ -254,20 +253,21 @@ class Flusher:
 
 
 def start_thread(name: str, target: Callable[..., None], *arguments: object) -> Worker:
-    """Raises: TierError: the system refuses one more."""
+    """Starts a thread.
+
+    Raises: TierError: the system refuses one more.
+    """
     worker = Worker(name, target, *arguments)
     try:
         worker.start()
-    except RuntimeError as error:
-        raise TierError(
-            f"no thread could be started for {name!r} ({error}): end some, or raise the limit, and "
-            "try again"
-        ) from error
+    except WorkerError as error:
+        raise TierError(str(error)) from error
     return worker
 
 
 def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    """The thread that flushes, or calls callbacks. It keeps nothing alive while it waits."""
+    """Does one job after another: the thread that flushes, or calls callbacks. It keeps nothing
+    alive while it waits."""
     while True:
         job = jobs.get()
         if job is None:
@@ -277,7 +277,8 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def _watch(flusher: ref[Flusher], closed: threading.Event, limit: float) -> None:
-    """A backend that hangs cannot be interrupted; but the store must not wait for it for ever."""
+    """Gives a flush up that makes no progress: a call of a place that hangs cannot be interrupted,
+    but the store must not wait for it for ever."""
     state: tuple[_Job | None, int] = (None, 0)
     since = time.monotonic()
     while not closed.wait(min(0.5, limit / 4)):

@@ -1,5 +1,5 @@
-"""What an epoch has to look at: all of the state, what may have changed since the last epoch, or
-this rank's share of it. And what it keeps of the files of the last epoch."""
+"""The plan of an epoch: what it has to look at (all of the state, what may have changed since the
+last epoch, or this rank's share of it), and what it keeps of the files of the last epoch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ SPACE = 2.0
 
 @dataclass(slots=True)
 class Base:
-    """The epoch this process flushed last: what a later one may build on. Only ever this process's
-    own, so that no epoch rests on a file that another writer may take away."""
+    """The epoch that this process flushed last, on which a later one may build. It is only ever
+    this process's own, so that no epoch rests on a file that another writer may take away."""
 
     tag: int
     name: str
     nbytes: int
-    """Of the manifest, as it was published."""
+    """The size of the manifest, as it was published."""
     manifest: Manifest
     seen: dict[int, bytes]
     """Fingerprints of chunks that were found unchanged once, by index."""
 
     def intact(self, names: Mapping[str, int]) -> bool:
-        """Nothing may rest on files that somebody took away."""
+        """Says whether all of its files are there: nothing may rest on files that somebody took
+        away."""
         return names.get(self.name) == self.nbytes and all(
             names.get(file, -1) >= size for file, size in self.manifest.files
         )
@@ -43,7 +44,7 @@ class Base:
 @dataclass(frozen=True, slots=True)
 class Plan:
     manifest: Manifest
-    """Of the new epoch, without files, and without the places of its chunks."""
+    """The new epoch's, without files, and without the places of its chunks."""
     look: Array
     """bool for each chunk: it has changed, or it was captured, or the last epoch does not have
     it."""
@@ -87,8 +88,8 @@ def plan(config: TierConfig, run: str, snapshot: Snapshot, base: Base | None) ->
 
 
 def _in(old: Manifest, chunks: Array) -> tuple[Array, Array]:
-    """Where each chunk stands in the old manifest, which is not empty (anywhere, if it does not),
-    and whether it does."""
+    """Returns where each chunk stands in the old manifest, which is not empty (anywhere, if it does
+    not), and whether it does."""
     at = np.minimum(np.searchsorted(old.chunks["index"], chunks["index"]), len(old.chunks) - 1)
     return at, old.chunks["index"][at] == chunks["index"]
 
@@ -121,7 +122,7 @@ def carry_over(
 
 
 def _shared(config: TierConfig, snapshot: Snapshot) -> tuple[Shared, ...]:
-    """Replicated arrays of at least a chunk, in order of name, as of the snapshot."""
+    """Returns replicated arrays of at least a chunk, in order of name, as of the snapshot."""
     image = Image(snapshot.peek, snapshot.file_bytes)
     found = [
         Shared(one.name, one.offset, one.nbytes)

@@ -16,28 +16,28 @@ import numpy as np
 from pmstore.engine.snapshot import Fingerprints, Snapshot, Transfer
 from pmstore.objects.array import Array
 from pmstore.tiers._flush.plan import Base
-from pmstore.tiers._places.place import Backend
+from pmstore.tiers._places.place import Place
 
 READ_BYTES = 4 << 20
-"""Of neighbours in a file of the tier, at once."""
+"""So many bytes of neighbours in a file of the tier are read at once."""
 NAP_SECONDS = 0.05
 
 
 class Comparison:
-    """Of chunks of a snapshot with those of the epoch before."""
+    """A comparison of chunks of a snapshot with those of the epoch before."""
 
     def __init__(
-        self, base: Base, prints: Fingerprints, backend: Backend, bytes_per_second: int
+        self, base: Base, prints: Fingerprints, place: Place, bytes_per_second: int
     ) -> None:
         """bytes_per_second: that are read from the tier at most; 0: no limit."""
-        self._base, self._prints, self._backend = base, prints, backend
+        self._base, self._prints, self._place = base, prints, place
         self._rate = bytes_per_second
         self.seen: dict[int, bytes] = {}
         """Fingerprints of chunks that were the same, by index."""
 
     def unchanged(self, snapshot: Snapshot, indices: Array, transfer: Transfer) -> Array:
-        """bool for each chunk (uint64 indices, all of which the base has): it is the same, for
-        sure. They may be read again. When the transfer is cancelled, nothing more is.
+        """Returns a bool for each chunk (uint64 indices, all of which the base has): whether it is
+        the same, for sure. They may be read again. When the transfer is cancelled, nothing more is.
 
         Raises: PmstoreError: of the snapshot.
         """
@@ -57,7 +57,7 @@ class Comparison:
         return same
 
     def _pieces(self, indices: Array, size: int, transfer: Transfer) -> Iterator[Array]:
-        """What the tier has of each chunk; fewer bytes where it cannot be read."""
+        """Yields what the tier has of each chunk; fewer bytes where it cannot be read."""
         old = self._base.manifest
         entries = old.chunks[np.searchsorted(old.chunks["index"], indices)]
         most, i = max(1, READ_BYTES // size), 0
@@ -78,7 +78,7 @@ class Comparison:
 
     def _read(self, name: str, start: int, nbytes: int) -> Array:
         try:
-            return np.frombuffer(self._backend.read(name, start, start + nbytes), np.uint8)
+            return np.frombuffer(self._place.read(name, start, start + nbytes), np.uint8)
         except OSError:  # it is written anew, then
             return np.zeros(0, np.uint8)
 

@@ -1,4 +1,4 @@
-"""Writing one epoch of a store to a tier: what `plan` says, into a file, then its manifest."""
+"""The writer of epochs: writes what `plan` says into a file, then its manifest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from pmstore.tiers._epochs.manifest import Manifest, ManifestName
 from pmstore.tiers._flush.flush import Flush
 from pmstore.tiers._flush.plan import Base, Plan, carry_over, plan
 from pmstore.tiers._flush.publish import Publisher
-from pmstore.tiers._flush.sinks import open_sink
 from pmstore.tiers._flush.unchanged import Comparison
 from pmstore.tiers._places.local import Access
-from pmstore.tiers._places.place import Backend
-from pmstore.tiers._places.url import RANK, open_backend
+from pmstore.tiers._places.place import Place
+from pmstore.tiers._places.url import RANK, open_place
 from pmstore.tiers.config import TierConfig
 
 
@@ -34,18 +33,18 @@ class Written:
 
 
 class Writer:
-    """One tier of one open store. Called by one thread at a time."""
+    """The writer of one tier of one open store. One thread at a time calls it."""
 
     def __init__(self, name: str, config: TierConfig, info: PoolInfo) -> None:
         self.name: str = name
         self.config: TierConfig = config
         private = Access((info.permissions & 0o666) | 0o600)
         access = private if config.mode is None else Access(config.mode, exact=True)
-        self.backend: Backend = open_backend(
-            config.place.replace(RANK, str(config.rank)), config.storage_options, None, access
+        self.place: Place = open_place(
+            config.place.replace(RANK, str(config.rank)), config.storage_options, access=access
         )
         self._session = secrets.token_hex(4)
-        self.publisher: Publisher = Publisher(self.backend, config, info.uuid.hex(), self._session)
+        self.publisher: Publisher = Publisher(self.place, config, info.uuid.hex(), self._session)
         self._base: Base | None = None
         self._prints = Fingerprints()
         self._count = 0
@@ -58,8 +57,8 @@ class Writer:
         full: bool,
         keeping: Keeping | None = None,
     ) -> Written:
-        """Returns when the epoch counts. snapshot: closed as soon as its content is written.
-        keeping: the epoch is to be kept.
+        """Writes an epoch, and returns when it counts. snapshot: closed as soon as its content is
+        written. keeping: the epoch is to be kept.
 
         Raises: TierError, PmstoreError, OSError.
         """
@@ -112,13 +111,15 @@ class Writer:
         files: list[tuple[str, int]] = []
         seen: dict[int, bytes] = {}
         most = int(look.sum())
-        with open_sink(self.backend, data, snapshot, self.config, transfer, most, known) as sink:
-            chunks["crc"][look], chunks["position"][look] = sink.write(index[look], known)
+        fewer = known is not None and bool((known >= 0).any())
+        with self.place.create(data, most * size, fewer) as file:
+            found = file.write(snapshot, size, index[look], transfer, known)
+            chunks["crc"][look], chunks["position"][look] = found
             rest = look & (chunks["position"] == SPARED)
             keep = ~look
             if base is not None:
                 rate = self.config.max_bytes_per_second
-                same = Comparison(base, self._prints, self.backend, rate)
+                same = Comparison(base, self._prints, self.place, rate)
                 keep[rest] = same.unchanged(snapshot, index[rest], transfer)
                 changed = set(index[~keep].tolist())
                 seen = {i: seen for i, seen in base.seen.items() if i not in changed} | same.seen
@@ -126,8 +127,9 @@ class Writer:
                 files = carry_over(size, base.manifest, chunks, keep)
                 rest = (rest | kept) & ~keep
             flush.total_bytes += int(rest.sum()) * size
-            chunks["crc"][rest], chunks["position"][rest] = sink.write(index[rest])
+            found = file.write(snapshot, size, index[rest], transfer)
+            chunks["crc"][rest], chunks["position"][rest] = found
         chunks["file"][~keep] = len(files)
-        if sink.end:
-            files.append((data, sink.end))
+        if file.end:
+            files.append((data, file.end))
         return replace(planned.manifest, chunks=chunks, files=tuple(files)), seen

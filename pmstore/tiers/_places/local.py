@@ -5,32 +5,38 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from pmstore.base.alive import alive
 from pmstore.engine import snapshot
+from pmstore.engine.constants import PAGE_BYTES
+from pmstore.engine.snapshot import SPARED, Snapshot, Transfer, UnreadableError
 from pmstore.errors import StoreFullError, TierError
-from pmstore.tiers._places.place import Lock
+from pmstore.objects.array import Array
+from pmstore.tiers._places.place import BrokenEpochError, Lock, NewFile, NewStore
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may read what is made."""
+    """Permissions of what is made."""
 
     mode: int = 0o600
-    """Of files."""
+    """Permissions of files."""
     exact: bool = False
     """Whatever the umask, and directories are as open. Else the umask takes from it what others
     may, and directories are the owner's alone."""
 
     def create(self, path: Path, flags: int) -> int:
-        """A file that was not there. Raises: OSError."""
+        """Makes a file that was not there. Raises: OSError."""
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self.mode)
         try:
             os.fchmod(fd, self.mode if self.exact else _owners(os.fstat(fd)))
@@ -41,8 +47,8 @@ class Access:
         return fd
 
     def open(self, path: Path, flags: int) -> int:
-        """A file that may be there. Neither a link that points elsewhere, nor a pipe that waits
-        for somebody. Raises: OSError."""
+        """Opens a file, which may be there: neither a link that points elsewhere, nor a pipe that
+        waits for somebody. Raises: OSError."""
         flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(path, flags, self.mode)
         status = os.fstat(fd)
@@ -51,7 +57,7 @@ class Access:
         return fd
 
     def make_directory(self, path: Path) -> None:
-        """And those above it. Raises: OSError."""
+        """Makes a directory, and those above it. Raises: OSError."""
         mode = self.mode | (self.mode & 0o444) >> 2 if self.exact else 0o700
         missing = [one for one in (path, *path.parents) if not one.exists()]
         for one in reversed(missing):
@@ -70,7 +76,10 @@ _file_locks: WeakValueDictionary[int, _FileLock] = WeakValueDictionary()
 
 class _FileLock:
     def __init__(self, path: Path, access: Access) -> None:
-        """Raises: TierError, OSError."""
+        """Takes the lock.
+
+        Raises: TierError, OSError.
+        """
         self.place = path.parent
         try:
             self.fd = access.open(path, os.O_RDWR)
@@ -99,7 +108,7 @@ class _FileLock:
             ) from None
 
     def check(self) -> None:
-        """The kernel keeps it, as long as its file has a name."""
+        """The kernel keeps the lock, as long as its file has a name."""
         if os.fstat(self.fd).st_nlink == 0:
             raise TierError(
                 f"{self.place}: the directory was removed, or emptied, while epochs were written "
@@ -107,8 +116,8 @@ class _FileLock:
             )
 
     def release(self) -> None:
-        """Explicitly: a child forked a moment ago, which has not run yet, has the descriptor
-        too."""
+        """Gives the lock up explicitly: a child forked a moment ago, which has not run yet, has the
+        descriptor too."""
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -125,7 +134,8 @@ def _no_lock(path: Path) -> TierError:
 
 
 def _close_in_child() -> None:
-    """A child that outlives its parent must not hold the lock that the parent's successor needs."""
+    """Closes the locks in a child: one that outlives its parent must not hold what the parent's
+    successor needs."""
     for lock in alive(_file_locks):
         lock.close()
 
@@ -145,8 +155,8 @@ def _sync_names(directory: Path) -> None:
 
 
 def open_file(path: Path, flags: int, direct: bool) -> int:
-    """Of a file that is there: neither of what a link leads to, nor of a pipe, which waits for
-    somebody. direct: with O_DIRECT, where the file system can."""
+    """A descriptor of a file that is there: neither of what a link leads to, nor of a pipe, which
+    waits for somebody. direct: with O_DIRECT, where the file system can."""
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if direct:
         try:
@@ -164,7 +174,7 @@ because a full disk shows before they are written."""
 
 
 class _Listed(Mapping[str, int]):
-    """Files of a directory."""
+    """The files of a directory, as names; each size is asked for when somebody wants it."""
 
     def __init__(self, path: Path, names: set[str]) -> None:
         self._path, self._names = path, names
@@ -187,14 +197,43 @@ class _Listed(Mapping[str, int]):
             return -1
 
 
-class LocalBackend:
+class _File:
+    """A file of a directory that native threads write chunks to."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.end: int = 0
+
+    def write(
+        self,
+        snapshot: Snapshot,
+        chunk_bytes: int,
+        indices: Array,
+        transfer: Transfer,
+        known: Array | None = None,
+    ) -> tuple[Array, Array]:
+        crc, position = snapshot.write(self._fd, chunk_bytes, indices, self.end, transfer, known)
+        self.end += int((position != SPARED).sum()) * chunk_bytes
+        return crc, position
+
+
+class LocalPlace:
     """A directory. Files are written with O_DIRECT where the file system can, and synced before
     they are named."""
 
     def __init__(self, path: Path, access: Access) -> None:
         self.path: Path = path
+        self.root: str = str(path)
         self._access = access
         self.url: str = f"file://{path}"
+        self.maps: bool = True
+        self.may_hang: bool = False
+
+    def of(self, name: str) -> LocalPlace:
+        return self
+
+    def find(self, pattern: str) -> list[str]:
+        return glob.glob(pattern)
 
     def names(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -207,8 +246,8 @@ class LocalBackend:
         return found
 
     def listed(self) -> Mapping[str, int]:
-        """The system is asked for a size when somebody wants it: of thousands of epochs a flush
-        looks at the files of one."""
+        """Lists names alone. The system is asked for a size when somebody wants it: of thousands of
+        epochs a flush looks at the files of one."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             return _Listed(self.path, {e.name for e in entries if e.is_file(follow_symlinks=False)})
         return {}
@@ -254,8 +293,8 @@ class LocalBackend:
         return os.stat(self.path / name, follow_symlinks=False).st_mtime
 
     def lock(self, prefix: str, session: str) -> Lock:
-        """Makes the directory, too, and its name durable: whoever made it may have died before
-        that."""
+        """Takes the lock. Makes the directory, too, and its name durable: whoever made it may have
+        died before that."""
         self._access.make_directory(self.path)
         device = self.path.stat().st_dev
         for above in self.path.parents:
@@ -266,10 +305,9 @@ class LocalBackend:
         return _FileLock(self.path / f".{prefix}lock", self._access)
 
     @contextlib.contextmanager
-    def create(self, name: str, nbytes: int, fewer: bool = False) -> Iterator[int]:
-        """A new file, with room for nbytes of chunks unless they are few: its descriptor. fewer:
-        there may be fewer, so that it is no error yet if there is no room for all of them. Synced,
-        with its name, on leaving; gone if that fails."""
+    def create(self, name: str, nbytes: int, fewer: bool) -> Iterator[NewFile]:
+        """A new file of chunks, with room for them unless they are few. Synced, with its name, on
+        leaving; gone if that fails."""
         path = self.path / name
         try:
             fd = self._access.create(path, os.O_WRONLY | os.O_DIRECT)
@@ -285,7 +323,10 @@ class LocalBackend:
                 except StoreFullError:
                     if not fewer:
                         raise
-            yield fd
+            file = _File(fd)
+            yield file
+            if fewer:
+                os.ftruncate(fd, file.end)  # room that was set aside
             snapshot.sync(fd, str(path))
         except BaseException:
             self.delete(name)
@@ -295,5 +336,57 @@ class LocalBackend:
         _sync_names(self.path)
 
     def open(self, name: str, direct: bool) -> int:
-        """direct: whole pages will be read, past the page cache where the file system can."""
+        """A descriptor for reading. direct: whole pages will be read, past the page cache where the
+        file system can."""
         return open_file(self.path / name, os.O_RDONLY, direct)
+
+    def copy(
+        self,
+        files: Sequence[tuple[str, Array]],
+        chunk_bytes: int,
+        store: NewStore,
+        transfer: Transfer,
+    ) -> None:
+        """Native threads copy past the page cache: a tier's files are read once, and a disk takes
+        the store in at its own pace. Memory takes it in where it stays."""
+        target = open_file(store.path, os.O_WRONLY, direct=True)
+        try:
+            for name, chunks in files:
+                self._copy_file(name, chunks, chunk_bytes, store, target, transfer)
+        finally:
+            os.close(target)
+
+    def _copy_file(
+        self,
+        name: str,
+        chunks: Array,
+        chunk_bytes: int,
+        store: NewStore,
+        target: int,
+        transfer: Transfer,
+    ) -> None:
+        try:
+            opened = self.open(name, direct=not np.any(chunks["position"] % np.uint64(PAGE_BYTES)))
+        except FileNotFoundError:
+            raise BrokenEpochError("missing", f"file {name}") from None
+        try:
+            bad = snapshot.copy_pieces(
+                opened,
+                np.ascontiguousarray(chunks["position"]),
+                target,
+                store.fill,
+                chunks["index"] * np.uint64(chunk_bytes),
+                np.ascontiguousarray(chunks["crc"]),
+                chunk_bytes,
+                store.nbytes,
+                transfer,
+            )
+        except UnreadableError as error:
+            raise BrokenEpochError("corrupt", f"file {name} cannot be read: {error}") from error
+        finally:
+            os.close(opened)
+        if bad is not None:
+            index = int(chunks["index"][bad])
+            raise BrokenEpochError(
+                "corrupt", f"chunk {index} in {name}: its checksum is wrong, or it is cut off"
+            )

@@ -1,4 +1,4 @@
-"""Which place a URL names, and the places of all ranks where each has one of its own."""
+"""The place that a URL names, and the places of all ranks where each has one of its own."""
 
 from __future__ import annotations
 
@@ -6,43 +6,49 @@ import errno
 import glob
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from pmstore.tiers._places.fsspec import FsspecBackend
-from pmstore.tiers._places.local import Access, LocalBackend
-from pmstore.tiers._places.place import Backend
-from pmstore.tiers.patience import Patience
+from pmstore.tiers._places.fsspec import Ask, FsspecPlace, Prompt
+from pmstore.tiers._places.local import Access, LocalPlace
+from pmstore.tiers._places.place import Place, Source
 
 PASSWORD = re.compile(r"://[^/?#@:]*:(?!\d*(/|$))[^@]*@")
-"""In a URL, or in one of a chain of them: behind the first colon is no port, and a host follows."""
+"""A password in a URL, or in one of a chain of them: behind the first colon is no port, and a host
+follows."""
 
 RANK = "{rank}"
-"""In a URL: each rank has a place of its own, such as a disk of its node."""
+"""A part of a URL that stands for the rank: each has a place of its own, such as a disk of its
+node."""
+STALL_SECONDS = 300.0
+"""So long a remote place may take for one answer, unless it is said otherwise."""
+PRIVATE = Access()
+PROMPT = Prompt()
 
 
-def open_backend(
+def open_place(
     url: str | os.PathLike[str],
     storage_options: dict[str, Any] | None = None,
-    patience: Patience | None = None,
-    access: Access | None = None,
-) -> LocalBackend | FsspecBackend:
-    """A path or file: URL is a local directory; any other URL needs `pip install 'pmstore[tiers]'`.
-    patience: with a remote place; None: somebody else looks whether it answers. access: of local
-    files that will be written.
+    asks: Ask = PROMPT,
+    access: Access = PRIVATE,
+) -> Place:
+    """Opens the place that a URL names: a path or file: URL is a local directory, any other URL
+    needs `pip install 'pmstore[tiers]'`. asks: how a remote place is asked. access: permissions of
+    local files that will be written.
 
     Raises: TierError, ValueError, TypeError.
     """
     text = normal_url(url)
     if text.startswith("/"):
-        return LocalBackend(Path(text), access or Access())
-    return FsspecBackend(text, storage_options or {}, patience)
+        return LocalPlace(Path(text), access)
+    return FsspecPlace(text, storage_options or {}, asks)
 
 
 def normal_url(url: str | os.PathLike[str]) -> str:
-    """As it is remembered: of a local directory its absolute path, so that it means the same when
-    the working directory is another one; else the URL.
+    """The URL as it is remembered: of a local directory its absolute path, so that it means the
+    same when the working directory is another one.
 
     Raises: ValueError, TypeError.
     """
@@ -84,10 +90,10 @@ def normal_url(url: str | os.PathLike[str]) -> str:
 class Places:
     """The places of all ranks, read as one."""
 
-    def __init__(self, url: str, places: list[Backend]) -> None:
+    def __init__(self, url: str, places: Sequence[Place]) -> None:
         self.url = url
         self._places = places
-        self._of: dict[str, Backend] = {}
+        self._of: dict[str, Place] = {}
 
     def names(self) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -100,8 +106,7 @@ class Places:
     def listed(self) -> dict[str, int]:
         return self.names()
 
-    def of(self, name: str) -> Backend:
-        """Where a file lies. Raises: FileNotFoundError."""
+    def of(self, name: str) -> Place:
         if name not in self._of and name not in self.names():
             raise FileNotFoundError(errno.ENOENT, "at no rank's place", name)
         return self._of[name]
@@ -110,40 +115,37 @@ class Places:
         return self.of(name).read(name, start, end)
 
     def touch(self, name: str) -> None:
-        """At each place."""
+        """Makes the file at each place, or touches it."""
         for place in self._places:
             place.touch(name)
 
     def delete(self, name: str) -> None:
-        """At each place."""
+        """Removes the file at each place."""
         for place in self._places:
             place.delete(name)
 
 
 def open_places(
-    url: str | os.PathLike[str],
-    storage_options: dict[str, Any] | None = None,
-    patience: Patience | None = None,
-) -> Backend | Places:
-    """For reading: as `open_backend`, and where the URL has "{rank}" in it, all that are there.
+    url: str | os.PathLike[str], storage_options: dict[str, Any] | None = None, asks: Ask = PROMPT
+) -> Source:
+    """Opens what is read at a URL: as `open_place`, and where it has "{rank}" in it, the places of
+    all ranks that are there.
 
     Raises: TierError, ValueError.
     """
     text = normal_url(url)
+    place = open_place(text, storage_options, asks)
     if RANK not in text:
-        return open_backend(text, storage_options, patience)
-    there = open_backend(text, storage_options, patience)
-    name = str(there.path) if isinstance(there, LocalBackend) else there.root
-    pieces = name.split(RANK)
-    pattern = "*".join(map(glob.escape, pieces))
-    found = glob.glob(pattern) if isinstance(there, LocalBackend) else there.find(pattern)
+        return place
+    pieces = place.root.split(RANK)
     first, *others = map(re.escape, pieces)
     numbered = re.compile(first + r"([0-9]{1,9})" + r"\1".join(others))
+    found = place.find("*".join(map(glob.escape, pieces)))
     ranks = {int(match[1]) for one in found if (match := numbered.fullmatch(one))}
     return Places(
         text,
         [
-            open_backend(text.replace(RANK, str(rank)), storage_options, patience)
+            open_place(text.replace(RANK, str(rank)), storage_options, asks)
             for rank in sorted(ranks)
         ],
     )

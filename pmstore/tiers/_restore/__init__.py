@@ -1,4 +1,4 @@
-"""From a tier to a store.
+"""Restoring: from a tier to a store.
 
 choose.py   which epoch is read
 restore.py  makes a store of it

@@ -1,4 +1,4 @@
-"""Which epoch of a tier is read, while its writer may be letting epochs go."""
+"""The choice of the epoch that is read, while its writer may be letting epochs go."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import NamedTuple, TypeVar
 
 from pmstore.errors import CorruptStoreError, TierError
 from pmstore.tiers._epochs.leases import Lease
-from pmstore.tiers._epochs.listing import BrokenEpochError, EpochInfo, forgotten, list_epochs
-from pmstore.tiers._places.place import Backend
-from pmstore.tiers._places.url import Places
+from pmstore.tiers._epochs.listing import EpochInfo, forgotten, list_epochs
+from pmstore.tiers._places.place import BrokenEpochError, Source
 
 TRIES = 20
-"""Of a reader whose epochs are forgotten while it reads them."""
+"""So often a reader begins anew whose epochs are forgotten while it reads them."""
 
 _Answer = TypeVar("_Answer")
 
 
 class Wanted(NamedTuple):
-    """Which epochs will do: all, but for what is said."""
+    """The epochs that will do: all, but for what is said."""
 
     epoch: int | None = None
     run: str | None = None
@@ -28,10 +27,11 @@ class Wanted(NamedTuple):
 
 
 def read_first(
-    place: Backend | Places, wanted: Wanted, what: str, read: Callable[[EpochInfo], _Answer]
+    place: Source, wanted: Wanted, what: str, read: Callable[[EpochInfo], _Answer]
 ) -> tuple[_Answer, EpochInfo, list[tuple[int, str]]]:
-    """What read makes of the newest epoch that can be read, which epoch that is, and what is wrong
-    with newer ones. read raises BrokenEpochError or CorruptStoreError for one that cannot be.
+    """Reads the newest epoch that can be read. Returns what read makes of it, which epoch that is,
+    and what is wrong with newer ones. read raises BrokenEpochError or CorruptStoreError for one
+    that cannot be.
 
     An epoch that its writer let go meanwhile is no broken one: then it looks for the newest again.
     What it reads is held by a lease, where it may write.
@@ -66,7 +66,7 @@ def read_first(
 
 
 def _choose(found: list[EpochInfo], url: str, wanted: Wanted) -> list[EpochInfo]:
-    """Which epochs to try, in this order.
+    """Returns the epochs to try, in this order.
 
     Raises: TierError.
     """

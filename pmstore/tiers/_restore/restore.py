@@ -1,4 +1,4 @@
-"""From an epoch of a tier to a store that can be opened."""
+"""Restoring: makes a store that can be opened of an epoch of a tier."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import fcntl
 import glob
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,23 +17,27 @@ from typing import Any
 import numpy as np
 
 from pmstore.base.newfile import create
+from pmstore.base.workers import Patience, Tasks, WorkerError
+from pmstore.base.workers import progress as telling
 from pmstore.engine import snapshot
-from pmstore.engine.constants import DOMAINS, PAGE_BYTES, ROOT
+from pmstore.engine.constants import DOMAINS, ROOT
 from pmstore.engine.pool import Pool
-from pmstore.engine.snapshot import Fill, Transfer, UnreadableError
-from pmstore.errors import CorruptStoreError, FormatVersionError, PmstoreError, StoreFullError
-from pmstore.objects.array import Array, span
+from pmstore.engine.snapshot import Fill, Transfer
+from pmstore.errors import (
+    CorruptStoreError,
+    FormatVersionError,
+    PmstoreError,
+    StoreFullError,
+    TierError,
+)
+from pmstore.objects.array import span
 from pmstore.tiers._epochs.content import EpochBytes
-from pmstore.tiers._epochs.listing import BrokenEpochError, EpochInfo
+from pmstore.tiers._epochs.listing import EpochInfo
 from pmstore.tiers._epochs.manifest import Manifest
-from pmstore.tiers._flush.flush import telling
-from pmstore.tiers._places.local import LocalBackend, open_file
-from pmstore.tiers._places.url import open_places
+from pmstore.tiers._places.place import BrokenEpochError, NewStore
+from pmstore.tiers._places.url import STALL_SECONDS, open_places
 from pmstore.tiers._restore.choose import Wanted, read_first
-from pmstore.tiers.jobs import Jobs
-from pmstore.tiers.patience import STALL_SECONDS, Patience
 
-REMOTE_THREADS = 8
 MAP_MEMORY = True
 """A store in memory is filled through a mapping. Tests that record what is done to a disk, in
 memory, say no."""
@@ -104,23 +107,26 @@ def restore(
             "there is no such directory to restore into: make it first",
             str(target.parent),
         )
-    patience = Patience(os.fspath(url), stall_seconds)
-    backend = open_places(url, storage_options, patience)
+    patience = Patience(stall_seconds)
+    place = open_places(url, storage_options, patience)
     with _vacant(target) as publish:
         _clear_leavings(target)
 
         def read(info: EpochInfo) -> int:
-            source = EpochBytes(backend, info, rank)
-            return _restore_one(source, target, publish, domain, progress, patience)
+            source = EpochBytes(place, info, rank)
+            try:
+                return _restore_one(source, target, publish, domain, progress, patience)
+            except WorkerError as error:
+                raise TierError(f"{place.url}: {error}") from error
 
-        size, info, skipped = read_first(backend, Wanted(epoch, run, kept), "restored", read)
+        size, info, skipped = read_first(place, Wanted(epoch, run, kept), "restored", read)
     return RestoreReport(str(target), info.epoch, info.run, size, tuple(skipped))
 
 
 @contextlib.contextmanager
 def _vacant(target: Path) -> Iterator[Callable[[Path, Path], None]]:
-    """Gives what puts the store there: fails if somebody made a file there meanwhile, or replaces
-    one to which nothing was ever committed. That is locked until then.
+    """Yields what puts the store there: it fails if somebody made a file there meanwhile, or
+    replaces a store to which nothing was ever committed. That is locked until then.
 
     Raises: FileExistsError: there is something else.
     """
@@ -141,7 +147,8 @@ def _vacant(target: Path) -> Iterator[Callable[[Path, Path], None]]:
 
 
 def _never_committed(target: Path) -> Pool | None:
-    """A store that nobody has open, locked; None: it is something else."""
+    """Opens a store to which nothing was ever committed, and that nobody has open, locked; None: it
+    is something else."""
     if target.is_symlink():
         return None
     with contextlib.suppress(PmstoreError, OSError):
@@ -169,7 +176,7 @@ def _link(new: Path, target: Path) -> None:
 
 
 def _clear_leavings(target: Path) -> None:
-    """Of restores that were killed. One that runs holds its file's lock."""
+    """Removes what killed restores left. One that runs holds its file's lock."""
     for old in target.parent.glob(f".{glob.escape(target.name)}.*.restoring"):
         with contextlib.suppress(OSError):
             fd = os.open(old, os.O_RDWR | os.O_CLOEXEC)
@@ -225,9 +232,9 @@ def _sync_directory(path: Path) -> None:
 def _make_room(
     fd: int, fill: Fill, manifest: Manifest, size: int, room: Transfer, path: str
 ) -> bool:
-    """Beside the copying. False: it cannot be, and nothing was done. In memory what nothing is
-    copied to comes first: that may take as long as a disk needs for the rest. Those who copy make
-    room for it themselves."""
+    """Makes room for the store, beside the copying. False: it cannot, and nothing was done. In
+    memory what nothing is copied to comes first: that may take as long as a disk needs for the
+    rest. Those who copy make room for it themselves."""
     if not fill.mapped:
         return snapshot.reserve_store(fd, size, room, path)
     block, offsets = (
@@ -256,28 +263,21 @@ def _fill(
     progress: Callable[[int, int], Any] | None,
     patience: Patience,
 ) -> None:
-    """Room for all of the store is made beside the copying: where the file system zeroes it that
-    takes as long. Where it cannot make any, the C library writes to each block that nobody has
-    written to: only afterwards. This thread waits for both: an interrupt finds it at once, and ends
-    them."""
-    room, transfer, jobs, local = (
-        Transfer(),
-        Transfer(),
-        Jobs(),
-        isinstance(source.backend, LocalBackend),
-    )
-    with closing(Fill(fd, size if local and MAP_MEMORY else 0, path)) as fill:
+    """Copies the epoch. Room for all of the store is made beside that: where the file system zeroes
+    it that takes as long. Where it cannot make any, the C library writes to each block that nobody
+    has written to: only afterwards. This thread waits for both: an interrupt finds it at once, and
+    ends them."""
+    room, transfer, tasks, place = Transfer(), Transfer(), Tasks(), source.place
+    with closing(Fill(fd, size if place.maps and MAP_MEMORY else 0, path)) as fill:
+        store = NewStore(fd, temporary, size, fill)
         try:
-            allocated = jobs.start(_make_room, fd, fill, source.manifest, size, room, path)
-            if local:
-                jobs.start(_fill_local, temporary, fill, source, size, transfer, progress).result()
-            else:
-                jobs.start(_fill_remote, fd, source, size, transfer, progress).result()
+            allocated = tasks.start(_make_room, fd, fill, source.manifest, size, room, path)
+            tasks.start(_copy, source, store, transfer, progress).ask()
             _fill_borrowed(fd, source, size)
-            if not allocated.result():
+            if not allocated.ask():
                 snapshot.allocate_store(fd, size, room, path)
         except StoreFullError:
-            allocated.result()  # says how much it needs
+            allocated.ask()  # says how much it needs
             raise
         except BaseException as error:
             room.cancel()
@@ -286,152 +286,30 @@ def _fill(
                 patience.end()
             raise
         finally:
-            jobs.end()
+            tasks.end()
+
+
+def _copy(
+    source: EpochBytes,
+    store: NewStore,
+    transfer: Transfer,
+    progress: Callable[[int, int], Any] | None,
+) -> None:
+    """Copies what this rank flushed."""
+    manifest = source.manifest
+    files = []
+    for number, (name, _) in enumerate(manifest.files):
+        part = manifest.chunks[manifest.chunks["file"] == number]
+        files.append((name, part[np.argsort(part["position"])]))
+    total = len(manifest.chunks) * manifest.chunk_bytes
+    with telling(lambda: (transfer.done_bytes, total), progress):
+        source.place.copy(files, manifest.chunk_bytes, store, transfer)
 
 
 def _fill_borrowed(fd: int, source: EpochBytes, size: int) -> None:
-    """What other ranks flushed."""
+    """Writes what other ranks flushed."""
     manifest = source.manifest
     for index in manifest.borrowed:
         data = source.borrowed_chunk(int(index))
         offset = int(index) * manifest.chunk_bytes
         snapshot.write_all(fd, data[: max(0, size - offset)], offset)
-
-
-def _fill_local(
-    temporary: Path,
-    fill: Fill,
-    source: EpochBytes,
-    size: int,
-    transfer: Transfer,
-    progress: Callable[[int, int], Any] | None,
-) -> None:
-    """Native threads, past the page cache: a tier's files are read once, and a disk takes the store
-    in at its own pace. Memory takes it in where it stays."""
-    manifest = source.manifest
-    target = open_file(temporary, os.O_WRONLY, direct=True)
-    try:
-        with telling(progress, transfer, len(manifest.chunks) * manifest.chunk_bytes):
-            for number, (name, _) in enumerate(manifest.files):
-                part = manifest.chunks[manifest.chunks["file"] == number]
-                _copy_file(
-                    source, name, part[np.argsort(part["position"])], target, fill, size, transfer
-                )
-    finally:
-        os.close(target)
-
-
-def _copy_file(
-    source: EpochBytes,
-    name: str,
-    part: Array,
-    target: int,
-    fill: Fill,
-    size: int,
-    transfer: Transfer,
-) -> None:
-    """The chunks of one file. Raises: BrokenEpochError, OSError."""
-    assert isinstance(source.backend, LocalBackend)
-    unit = source.manifest.chunk_bytes
-    try:
-        opened = source.backend.open(
-            name, direct=not np.any(part["position"] % np.uint64(PAGE_BYTES))
-        )
-    except FileNotFoundError:
-        raise BrokenEpochError("missing", f"file {name}") from None
-    try:
-        positions, crc = np.ascontiguousarray(part["position"]), np.ascontiguousarray(part["crc"])
-        offsets = part["index"] * np.uint64(unit)
-        bad = snapshot.copy_pieces(
-            opened, positions, target, fill, offsets, crc, unit, size, transfer
-        )
-    except UnreadableError as error:
-        raise BrokenEpochError("corrupt", f"file {name} cannot be read: {error}") from error
-    finally:
-        os.close(opened)
-    if bad is not None:
-        index = int(part["index"][bad])
-        raise BrokenEpochError(
-            "corrupt", f"chunk {index} in {name}: its checksum is wrong, or it is cut off"
-        )
-
-
-def _in_parallel(
-    count: int,
-    work: Callable[[int], None],
-    transfer: Transfer,
-    total: int,
-    progress: Callable[[int, int], Any] | None,
-) -> None:
-    jobs = Jobs()
-    with telling(progress, transfer, total):
-        try:
-            errors = [job.error() for job in [jobs.start(work, i) for i in range(count)]]
-        except BaseException:
-            transfer.cancel()
-            raise
-        finally:
-            jobs.end()
-    broken = [error for error in errors if isinstance(error, BrokenEpochError)]
-    for error in broken or filter(None, errors):
-        raise error
-
-
-def _fill_remote(
-    fd: int,
-    source: EpochBytes,
-    size: int,
-    transfer: Transfer,
-    progress: Callable[[int, int], Any] | None,
-) -> None:
-    """Ranges of files, several at once; a range is as many chunks as lie together, up to 8 MiB."""
-    manifest = source.manifest
-    unit = manifest.chunk_bytes
-    chunks = manifest.chunks[np.lexsort((manifest.chunks["position"], manifest.chunks["file"]))]
-    most = max(1, (8 << 20) // unit)
-    ranges: list[tuple[int, int]] = []
-    start = 0
-    for i in range(1, len(chunks) + 1):
-        together = (
-            i < len(chunks)
-            and i - start < most
-            and chunks["file"][i] == chunks["file"][start]
-            and int(chunks["position"][i]) == int(chunks["position"][start]) + (i - start) * unit
-        )
-        if not together:
-            ranges.append((start, i))
-            start = i
-    lock = threading.Lock()
-
-    def work(number: int) -> None:
-        for first, end in ranges[number::REMOTE_THREADS]:
-            if transfer.cancelled:
-                return
-            try:
-                _fetch(fd, source, chunks[first:end], size)
-            except BaseException:
-                transfer.cancel()
-                raise
-            with lock:
-                transfer.raw.done_bytes += (end - first) * unit
-
-    _in_parallel(REMOTE_THREADS, work, transfer, len(chunks) * unit, progress)
-
-
-def _fetch(fd: int, source: EpochBytes, part: Any, size: int) -> None:
-    unit = source.manifest.chunk_bytes
-    name = source.manifest.files[int(part["file"][0])][0]
-    position = int(part["position"][0])
-    try:
-        data = memoryview(source.backend.read(name, position, position + len(part) * unit))
-    except FileNotFoundError:
-        raise BrokenEpochError("missing", f"file {name}") from None
-    for i, one in enumerate(part):
-        piece = data[i * unit : (i + 1) * unit]
-        if len(piece) != unit or snapshot.checksum(piece) != int(one["crc"]):
-            raise BrokenEpochError(
-                "corrupt",
-                f"chunk {int(one['index'])} in {name}: its checksum is wrong, or it is cut off",
-            )
-        offset = int(one["index"]) * unit
-        snapshot.write_all(fd, piece[: max(0, size - offset)], offset)
