@@ -1,41 +1,49 @@
-"""An open store: transactions, mirrors, tiers, the end."""
+"""An open store: what it says of itself, transactions, mirrors, tiers, the end."""
 
 from __future__ import annotations
 
 import atexit
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakValueDictionary, ref
 
 from pmstore.base.alive import alive
+from pmstore.base.words import counted
 from pmstore.engine._binding import Transaction
 from pmstore.engine.constants import ROLLED_BACK
 from pmstore.engine.following import Following
 from pmstore.engine.pool import exiting
-from pmstore.errors import ClosedStoreError
+from pmstore.errors import ClosedStoreError, ForkedStoreError
 from pmstore.extras import optional
+from pmstore.objects.containers import Group
 from pmstore.objects.core import Core
 from pmstore.objects.guards import Guard, Guards, tell
-from pmstore.tiers.flushing import Flushing
 
 if TYPE_CHECKING:
     import torch
 
     from pmstore.engine.history import History
+    from pmstore.engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
     from pmstore.engine.snapshot import Snapshot
     from pmstore.mirror.mirror import Mirror
     from pmstore.mirror.mirrors import Mirrors
     from pmstore.mirror.pending import PendingCommit
+    from pmstore.tiers._flush.flush import Flush, TierState
+    from pmstore.tiers.config import TierConfig
+    from pmstore.tiers.tiers import Tiers
+
+# What reports and tiers need is imported when one is asked for: to make the classes of the reports
+# takes as long as to open a store.
 
 _LEAVING_SECONDS = 10.0
 """That leaving the store's `with` waits for another thread's transaction block. It ends: that
 thread may be waiting for this one."""
 
 
-class Store(Flushing):
+class Store(Group):
     """An open store, made by `pmstore.open`: a mapping of names to arrays, tensors, values and
     groups (see `Group`).
 
@@ -51,13 +59,133 @@ class Store(Flushing):
     transaction blocks take turns.
     """
 
-    __slots__ = ("__weakref__", "_guards", "_mirrors")
+    __slots__ = ("__weakref__", "_guards", "_mirrors", "_tiers")
 
     def __init__(self, core: Core) -> None:
-        super().__init__(core)
+        super().__init__(core, ())
         self._guards = Guards()
         self._mirrors: Mirrors | None = None
+        self._tiers: Tiers | None = None
         _open_stores[id(self)] = self
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<pmstore.Store {self.path!r}, closed>"
+        try:
+            return (
+                f"<pmstore.Store {self.path!r}, domain {self.domain}, epoch {self.epoch}, "
+                f"{counted(len(self), 'name')}>"
+            )
+        except ForkedStoreError:
+            return f"<pmstore.Store {self.path!r}, of the parent process>"
+
+    # ---- what it says of itself ----
+
+    @property
+    def closed(self) -> bool:
+        return self._core.pool.handle.closed
+
+    @property
+    def path(self) -> str:
+        """The file, as it was given to `open`."""
+        return self._core.path
+
+    @property
+    def domain(self) -> str:
+        """The domain in force: "dax", "file", "process" or "emulated". `SURVIVES` says what each
+        survives."""
+        return self._core.pool.info.domain
+
+    @property
+    def mode(self) -> Literal["r", "r+"]:
+        """Whether it can be written."""
+        return "r" if self._core.pool.info.read_only else "r+"
+
+    @property
+    def epoch(self) -> int:
+        """Number of commits since the store was made."""
+        pool = self._core.pool
+        if pool.handle.closed:
+            raise ClosedStoreError(f"{self.path}: the store is closed: open it again")
+        return pool.epoch()
+
+    @property
+    def recovery(self) -> Recovery:
+        """What the open had to undo or replay."""
+        from pmstore.engine.reports import recovery_of
+
+        return recovery_of(self._core.pool.info)
+
+    @property
+    def rollbacks(self) -> int:
+        """Changes whenever a roll back, or a reader's `refresh`, did: what was remembered of the
+        store before it may be wrong."""
+        return self._core.pool.rollbacks() + self._core.moves
+
+    @property
+    def holds(self) -> bool:
+        """Whether the version before the last commit is held, so that `Store.rewind` can go back to
+        it (see `hold` of `pmstore.open`)."""
+        return bool(self._core.pool.holds())
+
+    def stats(self) -> Stats:
+        """Sizes and counts, now."""
+        from pmstore.engine import inspection
+
+        return inspection.stats(self._core.pool)
+
+    def info(self) -> Info:
+        """What a person asks first."""
+        from pmstore.distributed.records import jobs  # upward: told of with all else of a store
+        from pmstore.engine.reports import SURVIVES, Info
+
+        info, stats = self._core.pool.info, self.stats()
+        return Info(
+            path=self.path,
+            domain=info.domain,
+            survives=SURVIVES[info.domain],
+            flush=info.flush,
+            read_only=info.read_only,
+            epoch=stats.epoch,
+            names=len(self),
+            file_bytes=stats.file_bytes,
+            used_bytes=stats.used_bytes,
+            free_bytes=stats.free_bytes,
+            opens=info.opens,
+            unclean_opens=info.unclean_opens,
+            uuid=info.uuid.hex(),
+            recovery=self.recovery,
+            held=bool(self._core.pool.holds()),
+            in_doubt=self._core.pool.in_doubt,
+            jobs=jobs(self),
+        )
+
+    def usage(self) -> tuple[SegmentUsage, ...]:
+        """What is in use of the file's segments, and where: a map of the heap. Reads the page
+        tables, not the data."""
+        from pmstore.engine import inspection
+
+        return inspection.usage(self._core.pool)
+
+    def check(self, *, progress: Callable[[int, int], object] | None = None) -> CheckReport:
+        """Examines the whole store: allocator, directories, that every value and description
+        decodes, and that slots are pairs. Reads only; it takes microseconds for each object, and
+        does not read arrays.
+
+        progress: called on a thread, some times a second, with objects looked at and in all, as
+            far as that is known.
+        """
+        from pmstore.base.workers import progress as telling
+        from pmstore.engine.inspection import Check
+        from pmstore.engine.reports import CheckReport
+        from pmstore.objects import soundness
+
+        check = Check()
+        with self._core.lock, telling(lambda: check.looks, progress):
+            counts, problems = check.run(self._core.pool)
+            if not problems:  # else the directories are not to be walked
+                problems = soundness.problems(self._core.pool, check.decoded)
+        return CheckReport(**counts, problems=tuple(problems))
 
     # ---- transactions ----
 
@@ -400,6 +528,96 @@ class Store(Flushing):
             self._mirrors = Mirrors(self._core)
             self._hook()
         return self._mirrors
+
+    # ---- tiers ----
+
+    @property
+    def tiers(self) -> Mapping[str, TierConfig]:
+        """The tiers that the store has, by name."""
+        return self._open_tiers().configs
+
+    def _open_tiers(self) -> Tiers:
+        if self._tiers is None:
+            from pmstore.tiers.tiers import Tiers
+
+            with self._core.lock:  # two of them would write to the same tiers
+                if self._tiers is None:
+                    made = Tiers(self._core.pool)
+                    made.load(self)
+                    self._tiers = made
+        return self._tiers
+
+    def add_tier(self, name: str, tier: TierConfig | str | os.PathLike[str]) -> None:
+        """Adds a place that committed state is flushed to, or changes one. The store remembers it
+        (from the next commit on).
+
+            store.add_tier("disk", "/mnt/checkpoints/run")
+            store.add_tier("s3", TierConfig("s3://bucket/run", keep=3, every=500))
+
+        What it remembers counts where this file had the tier added, by this user. A store that was
+        copied, restored or came from elsewhere names its tiers in a warning, and does not flush to
+        them by itself: add them again, or `pmstore trust` it.
+
+        tier: a URL or path alone is a `TierConfig` of it, with defaults for all else. Given again,
+            it replaces all that was said of the tier before.
+
+        Raises: TierError, ValueError, TypeError.
+        """
+        self._open_tiers().add(self, name, tier)
+
+    def remove_tier(self, name: str) -> None:
+        """Forgets a tier, after its flush under way. What is in it stays.
+
+        Raises: TierError: there is none of that name.
+        """
+        self._open_tiers().remove(self, name)
+
+    def flush(
+        self,
+        tier: str,
+        *,
+        wait: bool = False,
+        full: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Flush:
+        """Flushes the last commit to a tier, in the background; the store is used as before
+        meanwhile.
+
+        Only chunks that changed since this process's last flush to the tier are written; full: all
+        of them. The epoch counts when its manifest is there, and then survives this machine as far
+        as the tier does; epochs beyond `keep` are deleted after that (`drain` waits for it). Up to
+        eight flushes to a tier wait for each other, a further call for the first of them. wait:
+        return when it counts. progress: called with (bytes written, bytes to write) ten times a
+        second and at the end, on some thread; it may use the store, wait for the flush, drain or
+        close.
+
+        Raises: TierError, OSError: of the flush before, if nobody was told; with wait of this one.
+        """
+        handle = self._open_tiers().flush(tier, full, progress)
+        return handle.wait() if wait else handle
+
+    def flush_if_idle(self, tier: str) -> Flush | None:
+        """As `flush`, unless the tier's last flush is still under way, or deletes old epochs: then
+        None.
+
+        Raises: as `flush`.
+        """
+        tiers = self._open_tiers()
+        return tiers.flush(tier, False) if tiers.idle(tier) else None
+
+    def tier_states(self) -> list[TierState]:
+        """How far this process's flushes are, for each tier that it has flushed to. Waits for
+        nothing."""
+        return [] if self._tiers is None else self._tiers.states()
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Waits for all flushes under way, and until old epochs are deleted.
+
+        Raises: TimeoutError after timeout seconds; TierError, OSError: of a flush that nobody was
+            told of.
+        """
+        if self._tiers is not None:
+            self._tiers.drain(timeout)
 
     # ---- what belongs to this file, not to what is in it ----
 

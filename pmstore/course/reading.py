@@ -26,7 +26,7 @@ from pmstore.course.layout import (
 from pmstore.course.layout import Start as Column
 
 if TYPE_CHECKING:
-    from pmstore.objects.root import Root
+    from pmstore.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Told:
         return steps / seconds if seconds > 0.0 else float("nan")
 
 
-def read(store: Root, run: str) -> Told | None:
+def read(store: Store, run: str) -> Told | None:
     """None: nothing was written, as by an earlier version. What is damaged is left out."""
     group = layout.place(run)
     curve, steps = _array(store, group, CURVE), _array(store, group, STEPS)
@@ -226,7 +226,7 @@ def _tiers(names: list[str], rows: Rows | None) -> Iterator[Tier]:
 _MAY_BE_INFINITE = (Bucket.LOSS_SUM, Bucket.LOSS_MIN, Bucket.LOSS_MAX)
 
 
-def _array(store: Root, group: str, what: tuple[str, tuple[int, int]]) -> Rows | None:
+def _array(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> Rows | None:
     """A copy."""
     name, shape = what
     found = store.get(f"{group}/{name}")
@@ -241,7 +241,7 @@ def _sound(rows: Rows, *columns: int) -> Rows:
         return rows[(np.abs(rows[:, list(columns)]) < 2.0**53).all(axis=1)]
 
 
-def _ring(store: Root, group: str, what: tuple[str, tuple[int, int]]) -> list[list[float]]:
+def _ring(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> list[list[float]]:
     """Rows that begin with a number, oldest first."""
     rows = _array(store, group, what)
     if rows is None:

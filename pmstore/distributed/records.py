@@ -12,10 +12,10 @@ from pmstore.errors import CorruptStoreError
 from pmstore.objects.containers import tree
 
 if TYPE_CHECKING:
-    from pmstore.objects.root import Root  # which asks here for what it tells of itself
+    from pmstore.store import Store  # which asks here for what it tells of itself
 
 
-def jobs(store: Root) -> tuple[JobState, ...]:
+def jobs(store: Store) -> tuple[JobState, ...]:
     """Of each run that is in a job. Of a damaged store: none."""
     try:
         found = members(store, store.path)
@@ -36,7 +36,7 @@ def jobs(store: Root) -> tuple[JobState, ...]:
     )
 
 
-def stored_runs(store: Root) -> list[str]:
+def stored_runs(store: Store) -> list[str]:
     """The names of its training runs, those of groups in groups too."""
     found = (
         entry.name.removesuffix("/progress")
@@ -47,7 +47,7 @@ def stored_runs(store: Root) -> list[str]:
     return [run for run in found if f"{run}/about" in store]
 
 
-def members(store: Root, name: str) -> dict[str, Member]:
+def members(store: Store, name: str) -> dict[str, Member]:
     """What the store would bring to a joining of each of its runs. name: of the store, for
     messages.
 
@@ -56,13 +56,13 @@ def members(store: Root, name: str) -> dict[str, Member]:
     return {run: _member(store, run, name) for run in stored_runs(store)}
 
 
-def without_run(store: Root, name: str) -> Member:
+def without_run(store: Store, name: str) -> Member:
     """What it would bring to a joining of a run that it does not have."""
     pool = store._core.pool
     return Member(None, pool.info.uuid.hex(), pool.in_doubt, None, name=name)
 
 
-def _member(store: Root, run: str, name: str) -> Member:
+def _member(store: Store, run: str, name: str) -> Member:
     step = int(store[f"{run}/progress"][0])
     record = read_record(store, run, store.path)
     return replace(without_run(store, name), record=record, run_step=step)

@@ -15,5 +15,4 @@ lists.py        lists
 slots.py        two versions of an array, of which one is current
 containers.py   groups
 soundness.py    whether all that a store holds decodes
-root.py         the outermost group: what a store says of itself
 """

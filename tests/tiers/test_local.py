@@ -92,6 +92,8 @@ def test_only_what_changed_is_written(filled: pmstore.Store, path: Path, url: st
 def test_a_file_that_goes_while_a_tier_is_listed(
     shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As an epoch does that was published again: it is not told as gone, and what followed it is
+    told."""
     for name in "abc":
         (shm / name).write_text(name)
     real = os.scandir
@@ -100,11 +102,12 @@ def test_a_file_that_goes_while_a_tier_is_listed(
     def scan(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
         with real(path) as entries:
             listed = list(entries)
-        (shm / "b").unlink()
+        (shm / "d").write_text("new")
+        (shm / "b").unlink(missing_ok=True)
         yield iter(listed)
 
     monkeypatch.setattr("pmstore.tiers._places.local.os.scandir", scan)
-    assert open_place(shm).names() == {"a": 1, "c": 1}
+    assert open_place(shm).names() == {"a": 1, "c": 1, "d": 3}
 
 
 def test_a_restore_reads_at_most_twice_the_state(

@@ -173,6 +173,10 @@ longer (5 MB on ext4: 3.1 ms, 2.1); large files have it for fewer extents, write
 because a full disk shows before they are written."""
 
 
+_LISTINGS = 5
+"""So often a directory is listed whose files go meanwhile."""
+
+
 class _Listed(Mapping[str, int]):
     """The files of a directory, as names; each size is asked for when somebody wants it."""
 
@@ -236,14 +240,25 @@ class LocalPlace:
         return glob.glob(pattern)
 
     def names(self) -> dict[str, int]:
+        """Looks again if a file went while they were listed: what was written before it went, as
+        its epoch published anew, may not have been there yet."""
+        for _ in range(_LISTINGS):
+            found, gone = self._names()
+            if not gone:
+                break
+        return found
+
+    def _names(self) -> tuple[dict[str, int], bool]:
         found: dict[str, int] = {}
+        gone = False
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
-                # deleted since the directory was read: that one only is not there
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     if entry.is_file(follow_symlinks=False):
                         found[entry.name] = entry.stat(follow_symlinks=False).st_size
-        return found
+                except FileNotFoundError:
+                    gone = True
+        return found, gone
 
     def listed(self) -> Mapping[str, int]:
         """Lists names alone. The system is asked for a size when somebody wants it: of thousands of
