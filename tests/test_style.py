@@ -269,6 +269,26 @@ def test_no_imports_go_in_circles() -> None:
     assert not graph, f"in circles, or between two: {sorted(graph)}"
 
 
+ROOMS = {"tiers": ("trust", "_places", "_epochs", "config", "_flush", "_restore", "tiers", "")}
+"""By folder of pmstore/: its rooms, and the files beside them, each of which imports from those
+before it alone. "" is the face, `__init__`."""
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_of_a_folder_have_an_order(folder: str) -> None:
+    def room(module: str) -> int:
+        return ROOMS[folder].index(module.removeprefix(inside).strip(".").split(".")[0])
+
+    inside = f"pmstore.{folder}"
+    upward = [
+        f"{module}: {found}"
+        for module, path in MODULES.items()
+        for _, found in _meant(path)
+        if module.startswith(inside) and found.startswith(inside) and room(found) > room(module)
+    ]
+    assert not upward
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_only_the_engine_folder_knows_the_engine_and_nothing_the_lab(module: str) -> None:
     for number, found in _imports(MODULES[module]):

@@ -4,6 +4,14 @@
     store.flush("disk")  # returns at once; the last commit is written in the background
     pmstore.restore("run.pm", "/mnt/checkpoints/run")
 
+config.py   how a tier is to be used
+tiers.py    the tiers of an open store
+trust.py    which of the tiers that a store remembers are its own
+_places/    what tiers lie in
+_epochs/    the files of a tier, and which of them stay
+_flush/     from a store to a tier
+_restore/   from a tier to a store
+
 Source: DeepFreeze (CCGrid 2020). docs/TIERS.md tells how, and what it costs.
 """
 
