@@ -189,7 +189,7 @@ class Store(Group):
 
     # ---- transactions ----
 
-    def guard_commits(self, guard: Guard) -> None:
+    def _guard_commits(self, guard: Guard) -> None:
         """Has a guard asked before every commit: `commit`, entering and leaving `transaction`,
         leaving the store's `with`.
 
@@ -200,7 +200,7 @@ class Store(Group):
         self._guards.add(guard)
         self._hook()
 
-    def pin_committed(self) -> Snapshot | None:
+    def _pin_committed(self) -> Snapshot | None:
         """Pins the last commit, and returns it, if it is what the program sees in arrays and
         tensors; otherwise returns None. Idle slots do not count: see `idle_blocks`. No commit waits
         for the pin: pages that commits overwrite are kept in memory, at most as much as the store
@@ -331,7 +331,7 @@ class Store(Group):
             self._core.pool.handle.commit()
             return None
         self._core.pool.handle.take_in_moved()
-        pending = self.open_mirrors().commit()
+        pending = self._open_mirrors().commit()
         if not wait:
             return pending
         pending.wait()
@@ -520,9 +520,9 @@ class Store(Group):
         with optional:
             from pmstore.mirror.adding import add
 
-        return add(self, self.open_mirrors(), name, tensor)
+        return add(self, self._open_mirrors(), name, tensor)
 
-    def open_mirrors(self) -> Mirrors:
+    def _open_mirrors(self) -> Mirrors:
         """Returns the store's mirrors, for parts of pmstore that add to them."""
         if self._mirrors is None:
             from pmstore.mirror.mirrors import Mirrors
@@ -630,7 +630,7 @@ class Store(Group):
 
         return History(self._core.pool)
 
-    def hand_over(self, heir: Store) -> None:
+    def _hand_over(self, heir: Store) -> None:
         """Gives a store that takes this one's place its history, and the note that tiers were added
         here. That note is pending there."""
         from pmstore.tiers.tiers import hand_over

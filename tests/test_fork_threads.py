@@ -396,7 +396,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_child_closes_what_a_thread_of_the_parent_copies_from(
     store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pinned, inside, leave = store.pin_committed(), threading.Event(), threading.Event()
+    pinned, inside, leave = store._pin_committed(), threading.Event(), threading.Event()
     assert pinned is not None
 
     def held(*arguments: Any) -> None:

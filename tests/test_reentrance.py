@@ -213,7 +213,7 @@ def test_a_handler_closes_in_the_middle_of_a_copy(
     store = pmstore.open(tmp_path / "s.pm")
     store["x"] = np.ones(5000)
     store.commit()
-    pinned, pauses = store.pin_committed(), itertools.count()
+    pinned, pauses = store._pin_committed(), itertools.count()
     assert pinned is not None
     closed = store if what == "store" else pinned
 

@@ -140,7 +140,7 @@ def _rewrite(
                 return None
             if progress is not None:
                 progress(min(done, stats.used_bytes), stats.used_bytes)
-        old.hand_over(new)
+        old._hand_over(new)
         now = new.check()
         if now.problems or (was.names, was.groups, was.lists) != (now.names, now.groups, now.lists):
             raise CorruptStoreError(

@@ -60,7 +60,7 @@ def written_whole(store: Store, name: str) -> Iterator[None]:
     """
     if (halves := _of.get(store)) is None:
         halves = _of[store] = _Halves()
-        store.guard_commits(halves)
+        store._guard_commits(halves)
     if name in halves.names:
         raise TransactionError(halves.half())
     halves.names.add(name)

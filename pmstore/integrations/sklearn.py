@@ -179,7 +179,7 @@ class _Keeper(Watcher):
                     stacklevel=4,
                 )
         self._rollbacks = store.rollbacks
-        store.guard_commits(self)
+        store._guard_commits(self)
 
     def _compare(
         self, about: dict[str, Any], settings: dict[str, Any], accept: frozenset[str]

@@ -96,7 +96,7 @@ class Membership:
         self.finished: bool = False
         store._core.pool.allow()
         store._core.job = self
-        store.guard_commits(self)
+        store._guard_commits(self)
         self.begin_ticket()
 
     @property

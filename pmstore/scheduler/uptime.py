@@ -49,7 +49,7 @@ class Uptime(Watcher):
         self._counted_to = clock()
         self._worked = False
         if store is not None:
-            store.guard_commits(self)
+            store._guard_commits(self)
 
     def lived(self, now: float) -> float:
         """Counts the time up to now, whatever the process did in it. Returns its seconds."""

@@ -275,7 +275,7 @@ class Keeper:
         """One transaction: the kept state, or nothing."""
         store, name = self._store, self._steps.name
         pieces, given = store[f"{name}/about"]["pieces"], store.get(f"{name}/given")
-        with store.open_mirrors().aside(), store.transaction():
+        with store._open_mirrors().aside(), store.transaction():
             make_alike(store._core, wanted._core, LEFT_ALONE)
             with records(store.path, name):
                 way = "Restore it into a store of its own (pmstore restore --kept)"

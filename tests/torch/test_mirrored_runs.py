@@ -223,7 +223,7 @@ def test_a_copy_that_fails(store: pmstore.Store) -> None:
     batches = run.batches(epochs=None)
     job.step(next(batches))
     run.commit()
-    copiers = store.open_mirrors()._copiers
+    copiers = store._open_mirrors()._copiers
     copiers[torch.device("cpu")] = Failing()
     job.step(next(batches))
     with pytest.raises(MirrorError, match="gone"):

@@ -101,7 +101,7 @@ class LateBatch:
 def late(store: pmstore.Store) -> Late:
     """The store's mirrors are copied by it from now on."""
     made = Late()
-    store.open_mirrors()._copiers[torch.device("cpu")] = made
+    store._open_mirrors()._copiers[torch.device("cpu")] = made
     return made
 
 
@@ -252,7 +252,7 @@ def test_a_copy_that_fails(opened: Callable[[], pmstore.Store], how: str) -> Non
                 store.commit()
             assert caught.value.__cause__ is copier.error
         else:
-            mirrors = store.open_mirrors()
+            mirrors = store._open_mirrors()
             mirrors.timeout_seconds = 0.05
             pending = store.commit(wait=False)
             while not pending.done:  # the copy comes when the commit has been given up
@@ -265,7 +265,7 @@ def test_a_copy_that_fails(opened: Callable[[], pmstore.Store], how: str) -> Non
         assert (store.slots("large").current == 1).all()
         assert (store.slots("small").current == 1).all()
         assert store["value"] == 2
-        store.open_mirrors()._copiers[torch.device("cpu")] = HostCopier()
+        store._open_mirrors()._copiers[torch.device("cpu")] = HostCopier()
         store.commit()
         assert store.epoch == epoch + 1
         assert (store.slots("large").current == 2).all()
@@ -564,7 +564,7 @@ def test_next_while_another_thread_commits(
     tensor = torch.zeros(LARGE)
     store.mirror("w", tensor)
     store.commit()
-    slots, mirrors = store.slots("w"), store.open_mirrors()
+    slots, mirrors = store.slots("w"), store._open_mirrors()
     assert not (slots.current == 1).any()
     tensor.fill_(1)
     store.commit()
@@ -592,7 +592,7 @@ def test_two_threads_commit(store: pmstore.Store, monkeypatch: pytest.MonkeyPatc
     store.mirror("w", tensor)
     store.commit()
     store.commit()
-    mirrors = store.open_mirrors()
+    mirrors = store._open_mirrors()
     prepare, events, second = mirrors._prepare, [], threading.Event()
 
     def seen() -> Any:
@@ -738,7 +738,7 @@ def test_cuda_slots_are_pinned_where_they_can_be(store: pmstore.Store) -> None:
     store.mirror("w", tensor)
     for _ in range(3):
         store.commit()
-    pinned: Any = store.open_mirrors()._pinned
+    pinned: Any = store._open_mirrors()._pinned
     assert len(pinned) == 2  # domain process, on tmpfs: both slots
     store.close()
     assert not len(pinned)

@@ -61,7 +61,7 @@ def pin(pairs: Sequence[Pair]) -> tuple[list[Pin], list[Pair]]:
 
 def _pin_in(store: Store, pairs: list[Pair]) -> tuple[list[Pin], list[Pair]]:
     core = store._core
-    snapshot = store.pin_committed()
+    snapshot = store._pin_committed()
     if snapshot is None:
         return [], pairs
     idle, base = idle_blocks(core), core.pool.info.base

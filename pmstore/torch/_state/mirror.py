@@ -77,7 +77,7 @@ class Pack:
     def __init__(self, store: Store, path: str) -> None:
         self._store = store
         self._path = path
-        self._mirrors = store.open_mirrors()
+        self._mirrors = store._open_mirrors()
         self._layout: list[list[Any]] | None = None  # as stored, if known
         self._mirror: Mirror | None = None
 

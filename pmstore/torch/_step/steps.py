@@ -105,7 +105,7 @@ class Steps:
             self.pieces.placement.note()
         self.caught_up = not self.progress.loops
         self._rates = self._rates_now()
-        self.store.guard_commits(self)
+        self.store._guard_commits(self)
         self.others.watch()
         before_forward = BeforeForward(self.step)
         self._handles += [
