@@ -25,15 +25,15 @@ def draw(report: Report, whole: list[float], killed: list[float]) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    pyplot.rcParams |= {"svg.hashsalt": "pmstore", "font.size": 11, "text.color": INK}
-    figure, axis = pyplot.subplots(figsize=(9, 3.4), layout="constrained", facecolor=CARD)
+    pyplot.rcParams |= {"svg.hashsalt": "pmstore", "font.size": 13, "text.color": INK}
+    figure, axis = pyplot.subplots(figsize=(8, 3.6), layout="constrained", facecolor=CARD)
     axis.set_facecolor(CARD)
     axis.plot(whole, color=WIDE, linewidth=6, label="never killed")
     kills = report.jobs[KILLED].kills
     ends = [kill.resumed_at_step for kill in kills]
     names = ("started", "started again", "and again")
     for begin, end, name, color in zip([0, *ends], [*ends, len(killed)], names, LIVES, strict=True):
-        axis.plot(range(begin, end), killed[begin:end], color=color, linewidth=1.2, label=name)
+        axis.plot(range(begin, end), killed[begin:end], color=color, linewidth=1.4, label=name)
     for end, where in zip(ends, ("at a random moment", "inside a commit"), strict=True):
         axis.axvline(end, color=KILL, linestyle="--", linewidth=1.4)
         axis.annotate(
