@@ -15,8 +15,12 @@ PARTS = (
 )
 # what README says in a clone, and what it says on the page of a package index
 INSTALL = {
-    "pip install '.[torch,cli]'": "pip install 'pmstore[torch,cli]'",
-    "in a clone of this repository; Linux, Python 3.10+, a C compiler": "Linux, Python 3.10+",
+    "No wheel is published yet: pip compiles the engine, and needs a C compiler and": (
+        "Where there is no wheel, pip compiles the engine: that needs a C compiler and"
+    ),
+    "pip install '.[torch,cli]'  # in a clone of this repository": (
+        "pip install 'pmstore[torch,cli]'"
+    ),
     "`pip install .` brings": "`pip install pmstore` brings",
     "`.[all]` brings": "`pmstore[all]` brings",
 }

@@ -1,8 +1,9 @@
-"""What somebody does who has just installed a wheel: looks at the command, runs README's programs.
+"""What somebody does who has just installed a wheel: looks at the command, runs first programs.
 
     python -I newcomer.py README.md [--torch]
 
---torch: the training loop too, killed and run again, and `pmstore demo --quick`. Run by
+The loop over an array is that of docs/howto/arrays.md, beside README. --torch: README's training
+loop too, killed and run again, and `pmstore demo --quick`. Run by
 release/dist.py in an environment that has the wheel and what it asks for, and nothing else.
 """
 
@@ -22,8 +23,9 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def programs(readme: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+def programs(document: Path) -> list[str]:
+    text = document.read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def store_of(program: str) -> str:
@@ -33,8 +35,8 @@ def store_of(program: str) -> str:
 
 
 def arrays(blocks: list[str]) -> str:
-    """README's loop over an array, with what it leaves."""
-    (loop,) = [block for block in blocks if block.startswith("import pmstore\n")][:1]
+    """The loop over an array, with what it leaves."""
+    (loop,) = [block for block in blocks if block.startswith("import pmstore\n")]
     Path("loop.py").write_text(loop, encoding="utf-8")
     run([sys.executable, "-I", "loop.py"])
     told = run(
@@ -73,10 +75,10 @@ def main(readme: str, *options: str) -> None:
     here = Path(sys.prefix)
     for module in (pmstore, _native):
         assert here in Path(str(module.__file__)).parents
-    blocks = programs(Path(readme).read_text(encoding="utf-8"))
-    done = [f"pmstore {pmstore.__version__}", arrays(blocks)]
+    beside = Path(readme).parent / "docs" / "howto" / "arrays.md"
+    done = [f"pmstore {pmstore.__version__}", arrays(programs(beside))]
     if "--torch" in options:
-        done.append(training(blocks))
+        done.append(training(programs(Path(readme))))
         run([str(Path(sys.executable).parent / "pmstore"), "demo", "--quick"])
         done.append("the demo")
     print("; ".join(done))

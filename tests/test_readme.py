@@ -1,5 +1,5 @@
-"""README.md's first program and its session, as a newcomer goes through them. (test_documents.py
-runs all others.)"""
+"""README.md's first program and its session, as a newcomer goes through them, and its figures.
+(test_documents.py runs the programs of all other documents.)"""
 
 from __future__ import annotations
 
@@ -60,3 +60,33 @@ def shown(line: str) -> str:
     """Without what depends on the machine: digits of the loss, how much was undone."""
     line = re.sub(r"(loss 0\.00)\d+", r"\1", line)
     return re.sub(r"\([\d,]+ bytes in \d+ pieces\)", "", line)
+
+
+def test_a_commit_costs_what_was_measured() -> None:
+    """The last run of the benchmarks has README's figures."""
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    table = results.partition("## training: ")[2].partition("\n## ")[0]
+    titles, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if "|" in line]
+    (row,) = [row for row in rows if row[0] == "MLP, 101 MB of state"]
+    measured = dict(zip(titles, row, strict=True))
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = re.search(
+        r"step with 101 MB of state takes (\d+) ms\. With a commit it takes (\d+) ms in memory, "
+        r"and (\d+) ms on a disk\. With `torch\.save` and `fsync` it takes (\d+) ms",
+        text,
+    )
+    assert said is not None
+    columns = (
+        "no checkpoint",
+        "pmstore process, declared",
+        "pmstore file, declared",
+        "torch.save + fsync + rename",
+    )
+    assert [int(figure) for figure in said.groups()] == [
+        round(float(re.match(r"([\d.]+) ms", measured[column])[1]))  # type: ignore[index]
+        for column in columns
+    ]
+
+
+def test_it_is_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100

@@ -53,6 +53,7 @@ html_theme = "furo"
 html_title = "pmstore"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "scorer.js")
 html_show_sphinx = False
 html_show_sourcelink = False
 html_copy_source = False
