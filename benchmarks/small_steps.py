@@ -30,7 +30,7 @@ README, ALL, MANY = "README's loop", "README's loop, scheduler, scaler, EMA", "5
 ON_DISK, WIDE_ON_DISK = f"{README}, on a disk", "a wide model, on a disk"
 WIDE = 1024  # features of the model whose step takes some ten milliseconds
 COLD = (
-    "the end of a step is some fifty calls in Python, from caches that forward, backward and "
+    "the end of a step is some forty calls in Python, from caches that forward, backward and "
     "update have filled: three to four times what they take one after the other"
 )
 EPOCHS = 1_000_000

@@ -47,6 +47,7 @@ us, and it waits for none."""
 _RATE_SECONDS = 5.0
 """The time over which steps a second are counted."""
 _NAN = math.nan
+_STEP, _TIME, _SECONDS = int(Step.STEP), int(Step.TIME), int(Step.SECONDS)
 
 clock: Callable[[], float] = time.perf_counter
 
@@ -116,9 +117,9 @@ class Course:
         self.commit_seconds += seconds
         if self._rows:
             row = self._rows[-1]
-            before = row[Step.SECONDS]  # it was committed already, and more was written since
-            row[Step.SECONDS] = seconds if before != before else before + seconds
-            self.stake.see(row[Step.TIME] + seconds, int(row[Step.STEP]))
+            before = row[_SECONDS]  # it was committed already, and more was written since
+            row[_SECONDS] = seconds if before != before else before + seconds
+            self.stake.see(row[_TIME] + seconds, int(row[_STEP]))
         if decision is not None and decision.target and len(self._decided) < BATCH:
             self._decided.append((time.time(), decision))
         self._launched = (now, step) if under_way else None

@@ -199,6 +199,10 @@ int binding_add_watch(PyObject *module);
 /* The same for Spent. */
 int binding_add_spent(PyObject *module);
 
+/* Whether their bytes are the same; -1: they are not one run of bytes each. one may be a tuple: of
+ * those of its items, one behind the other. Raises nothing. */
+int binding_same(PyObject *one, PyObject *other);
+
 PyObject *binding_same_bytes(PyObject *module, PyObject *args);
 PyObject *binding_encode(PyObject *module, PyObject *args);
 PyObject *binding_trained(PyObject *module, PyObject *parameters);

@@ -16,7 +16,13 @@ def trained(parameters: list[Any], /) -> bytes: ...
 @final
 class Watch:
     def __new__(
-        cls, tables: list[Any], tensors: list[Any], blocks: list[Any], wrapped: int, /
+        cls,
+        tables: list[Any],
+        tensors: list[Any],
+        blocks: list[Any],
+        wrapped: int,
+        questions: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = ...,
+        /,
     ) -> Self: ...
     def look(self) -> int: ...
     def take(self) -> None: ...

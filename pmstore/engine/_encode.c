@@ -283,15 +283,9 @@ static int takes_up(PyObject *object, struct bytes *rest)
     return same;
 }
 
-/* same_bytes(one, other) -> whether their bytes are; None: they are not one run of bytes each. one
- * may be a tuple: of those of its items, one behind the other. */
-PyObject *binding_same_bytes(PyObject *module, PyObject *args)
+int binding_same(PyObject *one, PyObject *other)
 {
-    PyObject *one, *other;
     struct bytes rest = {0};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &one, &other))
-        return NULL;
     int same = find_bytes(other, &rest) ? 1 : -1;
     if (!PyTuple_CheckExact(one)) {
         if (same > 0)
@@ -302,5 +296,16 @@ PyObject *binding_same_bytes(PyObject *module, PyObject *args)
     }
     if (rest.exported)
         PyBuffer_Release(&rest.view);
-    return same < 0 ? Py_NewRef(Py_None) : PyBool_FromLong(same && !rest.count);
+    return same > 0 ? !rest.count : same;
+}
+
+/* same_bytes(one, other) -> whether their bytes are; None: not known. */
+PyObject *binding_same_bytes(PyObject *module, PyObject *args)
+{
+    PyObject *one, *other;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &one, &other))
+        return NULL;
+    int same = binding_same(one, other);
+    return same < 0 ? Py_NewRef(Py_None) : PyBool_FromLong(same);
 }

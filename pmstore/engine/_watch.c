@@ -1,6 +1,6 @@
-/* Watch: whether containers of a program hold the objects that they held, and tensors lie where
- * they lay. A training step asks that of thousands of objects, and the answer is nearly always
- * that nothing is another one.
+/* Watch: whether containers of a program hold the objects that they held, tensors lie where they
+ * lay, and functions give what they gave. A training step asks that of thousands of objects, and
+ * the answer is nearly always that nothing is another one.
  *
  * Objects are compared by identity, which says everything of those that cannot change. A Watch
  * has references to all that it has seen: no other object can come to have the same address. */
@@ -26,12 +26,17 @@ struct place { /* where and how a tensor has to lie */
     const char *seen_at; /* an address within torch's own of the tensor: fetched, never read */
 };
 
+struct question {
+    PyObject *function, *arguments, *answer;
+};
+
 typedef struct {
     PyObject_HEAD struct table *table;
     PyObject **item; /* of all tables, one after the other */
     PyObject **tensor;
     struct place *place;
-    Py_ssize_t tables, items, tensors;
+    struct question *question;
+    Py_ssize_t tables, items, tensors, questions;
     Py_ssize_t wrapped; /* the first of the tensors, each around the one that lies somewhere */
 } Watch;
 
@@ -176,12 +181,29 @@ static bool lie_there(const Watch *w)
     return true;
 }
 
+/* ---- what functions give ---- */
+
+/* Whether all answers are the object that they were; of bytes, whether they have these. False, with
+ * an exception set or not. */
+static bool answered(const Watch *w)
+{
+    bool same = true;
+    for (Py_ssize_t i = 0; same && i < w->questions; i++) {
+        const struct question *q = &w->question[i];
+        PyObject *told = PyObject_Call(q->function, q->arguments, NULL);
+        same = told && (told == q->answer ||
+                        (PyBytes_CheckExact(q->answer) && binding_same(told, q->answer) == 1));
+        Py_XDECREF(told);
+    }
+    return same;
+}
+
 /* look() -> 0: all as it was; 1: but for values that cannot change, in place of others; 2: not. */
 static PyObject *watch_look(Watch *w, PyObject *unused)
 {
     (void)unused;
     enum found all = look_at_tables(w);
-    if (all != OTHERS && !lie_there(w))
+    if (all != OTHERS && !(lie_there(w) && answered(w)))
         all = OTHERS;
     return PyErr_Occurred() ? NULL : PyLong_FromLong(all);
 }
@@ -318,13 +340,38 @@ static int note_places(Watch *w, PyObject *tensors, PyObject *blocks)
     return 0;
 }
 
+static int note_questions(Watch *w, PyObject *questions)
+{
+    Py_ssize_t count = questions ? PyList_Size(questions) : 0;
+    w->question = PyMem_Calloc((size_t)count + 1, sizeof *w->question);
+    if (!w->question) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        struct question q;
+        PyObject *one = PyList_GetItem(questions, i);
+        if (!one || !PyTuple_Check(one)) {
+            PyErr_SetString(PyExc_TypeError, "a question is (function, arguments, answer)");
+            return -1;
+        }
+        if (!PyArg_ParseTuple(one, "OO!O", &q.function, &PyTuple_Type, &q.arguments, &q.answer))
+            return -1;
+        Py_INCREF(q.function);
+        Py_INCREF(q.arguments);
+        Py_INCREF(q.answer);
+        w->question[w->questions++] = q;
+    }
+    return 0;
+}
+
 static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *tables, *tensors, *blocks;
+    PyObject *tables, *tensors, *blocks, *questions = NULL;
     Py_ssize_t wrapped;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "O!O!O!n", &PyList_Type, &tables, &PyList_Type, &tensors,
-                          &PyList_Type, &blocks, &wrapped))
+    if (!PyArg_ParseTuple(args, "O!O!O!n|O!", &PyList_Type, &tables, &PyList_Type, &tensors,
+                          &PyList_Type, &blocks, &wrapped, &PyList_Type, &questions))
         return NULL;
     if (PyList_Size(tensors) != PyList_Size(blocks) || wrapped < 0 ||
         wrapped > PyList_Size(tensors)) {
@@ -336,7 +383,8 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!w)
         return NULL;
     w->wrapped = wrapped;
-    if (note_tables(w, tables) < 0 || note_places(w, tensors, blocks) < 0)
+    if (note_tables(w, tables) < 0 || note_places(w, tensors, blocks) < 0 ||
+        note_questions(w, questions) < 0)
         Py_CLEAR(w);
     return (PyObject *)w;
 }
@@ -391,6 +439,11 @@ static int watch_traverse(Watch *w, visitproc visit, void *arg)
         Py_VISIT(w->item[i]);
     for (Py_ssize_t i = 0; i < w->tensors; i++)
         Py_VISIT(w->tensor[i]);
+    for (Py_ssize_t i = 0; i < w->questions; i++) {
+        Py_VISIT(w->question[i].function);
+        Py_VISIT(w->question[i].arguments);
+        Py_VISIT(w->question[i].answer);
+    }
     return 0;
 }
 
@@ -400,11 +453,13 @@ static int watch_clear(Watch *w)
     struct table *table = w->table;
     PyObject **item = w->item, **tensor = w->tensor;
     struct place *place = w->place;
-    Py_ssize_t tables = w->tables, items = w->items, tensors = w->tensors;
+    struct question *question = w->question;
+    Py_ssize_t tables = w->tables, items = w->items, tensors = w->tensors, questions = w->questions;
     w->table = NULL;
     w->item = w->tensor = NULL;
     w->place = NULL;
-    w->tables = w->items = w->tensors = w->wrapped = 0;
+    w->question = NULL;
+    w->tables = w->items = w->tensors = w->wrapped = w->questions = 0;
     for (Py_ssize_t i = 0; i < tables; i++)
         Py_DECREF(table[i].container);
     for (Py_ssize_t i = 0; i < items; i++)
@@ -414,6 +469,12 @@ static int watch_clear(Watch *w)
         Py_XDECREF(place[i].told);
         PyMem_Free(place[i].form);
     }
+    for (Py_ssize_t i = 0; i < questions; i++) {
+        Py_DECREF(question[i].function);
+        Py_DECREF(question[i].arguments);
+        Py_DECREF(question[i].answer);
+    }
+    PyMem_Free(question);
     PyMem_Free(table);
     PyMem_Free(item);
     PyMem_Free(tensor);
@@ -447,9 +508,9 @@ static PyType_Slot watch_slots[] = {
     {Py_tp_clear, watch_clear},
     {Py_tp_methods, watch_methods},
     {Py_tp_doc,
-     "Watch(tables, tensors, blocks, wrapped): dicts and lists as they are now, and of (dict, keys) "
+     "Watch(tables, tensors, blocks, wrapped, questions): dicts and lists as they are now, and of (dict, keys) "
      "how many keys it has, and which of these have constants, and which; and tensors, which have to lie where and how their blocks lie; of the first ones, so many, their "
-     "`_local_tensor`."},
+     "`_local_tensor`. questions, if given: (function, arguments, answer); the answer has to be the same object, or have the same bytes."},
     {0, NULL},
 };
 static PyType_Spec watch_spec = {

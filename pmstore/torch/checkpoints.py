@@ -25,7 +25,7 @@ from pmstore.tiers._places.url import open_places
 from pmstore.tiers._restore.restore import restore
 from pmstore.tiers.config import TierConfig
 from pmstore.torch._migrate.differences import compare
-from pmstore.torch._step.state import StepState
+from pmstore.torch._step.state import MARKED, OPEN
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import ChangedError, MismatchError, NotKeptError, records
 
@@ -91,7 +91,7 @@ class Keeper:
         series, called = self._check(name, n, best, value, mode)
         self._refuse_in_a_block()
         steps = self._steps
-        if steps.step.state is StepState.OPEN or steps.step.state is StepState.MARKED:
+        if steps.step.state is OPEN or steps.step.state is MARKED:
             steps.at_end.append(partial(self._keep, series, called, n, value, mode, tier))
             return None
         return self._keep(series, called, n, value, mode, tier)

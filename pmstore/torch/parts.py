@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from pmstore import Store
+from pmstore.engine._binding import Watch
 from pmstore.torch._data.choose import open_source
 from pmstore.torch._data.part import LoaderPart
 from pmstore.torch._data.position import Place
-from pmstore.torch._random.defaults import RngParts
+from pmstore.torch._random.defaults import RngPart
 from pmstore.torch._state.attributes import AttributesPart
 from pmstore.torch._state.gradients import GradientKeeper
 from pmstore.torch._state.model import ModelBinding
@@ -22,6 +24,7 @@ from pmstore.torch._state.placement import InHeap, Mirrored, Placement
 from pmstore.torch._state.requires_grad import Parameters, TrainablePart
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.stateful import Stateful, StatefulPart
+from pmstore.torch.changes import SAME, all_of, asking
 from pmstore.torch.errors import AttachError
 from pmstore.torch.program import Program
 from pmstore.torch.whole import inner_optimizers
@@ -38,7 +41,11 @@ class Part(Protocol):
     capture  what has changed goes into the store; pending
     restore  the program becomes what the last commit holds
     release  the program's objects stay as they are, and the run lets go of them
+    watch    sees whether `capture` has anything to write; None: nobody knows without it
     """
+
+    @property
+    def watch(self) -> Watch | None: ...
 
     def capture(self) -> None: ...
 
@@ -65,6 +72,8 @@ class Pieces:
         self.placement: Placement = placement
         self.model: ModelBinding | None = placement.model
         self.optimizers: dict[str, OptimizerBinding] = placement.optimizers
+        self._seen: Watch | None = None  # of all that have a watch; None: not known
+        self._unseen: list[Part] = []  # those that have none
         self._all = Parameters()
         self._all_of: list[object] = []  # what they were taken from
         self.gradients: GradientKeeper | None = (
@@ -97,14 +106,14 @@ class Pieces:
             if one is not None
         ]
         self.keepers: list[Stateful] = program.keepers
-        self.rng: RngParts | None = RngParts(store, f"{name}/rng")
+        self.rng: RngPart = RngPart(store, f"{name}/rng")
         self.loader: LoaderPart | None = (
             LoaderPart(store, f"{name}/loader", source) if source is not None else None
         )
 
     @property
     def _sharded(self) -> bool:
-        return any(is_sharded(one) for _, one in self.parameters())
+        return any(map(is_sharded, [one for _, one in self.parameters()]))
 
     @property
     def bindings(self) -> list[ModelBinding | OptimizerBinding]:
@@ -134,16 +143,18 @@ class Pieces:
     def spend(self, optimizer: torch.optim.Optimizer) -> None:
         """After its step. What another optimizer has parameters of too, that one may still use."""
         assert self.gradients is not None
+        if len(self._users) == 1:
+            for group in optimizer.param_groups:
+                self.gradients.spent.spend(list(group["params"]))
+            return
+        others = {
+            id(one)
+            for other in self._users
+            if other is not optimizer
+            for one in parameters_of(other)
+        }
         used = parameters_of(optimizer)
-        if len(self._users) > 1:
-            others = {
-                id(one)
-                for other in self._users
-                if other is not optimizer
-                for one in parameters_of(other)
-            }
-            used = [one for one in used if id(one) not in others]
-        self.gradients.spent.spend(used)
+        self.gradients.spent.spend([one for one in used if id(one) not in others])
 
     def _watch(self) -> None:
         """Sees the steps of optimizers that are no binding's."""
@@ -182,12 +193,19 @@ class Pieces:
         self._watch()
         for binding in self.bindings:
             binding.create()
-        self._capture_rest(place)
+        self._capture_rest()
+        if self.loader is not None:
+            self.loader.capture(place)
 
     def capture(self, place: Place) -> None:
         """Everything that Python holds and the store does not yet."""
-        self._capture_tensors()
-        self._capture_rest(place)
+        if self._seen is None or self._seen.look() != SAME:
+            self._capture_tensors()
+            self._capture_rest()
+        elif self._unseen:
+            self._capture_parts([*self._unseen, self.rng])  # last: what is asked may draw
+        if self.loader is not None:
+            self.loader.capture(place)
 
     def capture_tensors(self) -> None:
         """Tensors that are other objects now, or lie elsewhere: what the program has changed
@@ -196,33 +214,41 @@ class Pieces:
         self.placement.capture()
 
     def _capture_tensors(self) -> None:
+        self._seen = None  # until all is written
         self.follow()
         if self.model is not None:
             self.model.capture()
         for optimizer in self.optimizers.values():
             optimizer.capture()
 
-    def _capture_rest(self, place: Place) -> None:
+    def _capture_rest(self) -> None:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         self.placement.capture()
         self.find_parameters()
-        for part in self.parts:
-            part.capture()
-        if self.rng is not None:
-            self.rng.capture()
-        if self.loader is not None:
-            self.loader.capture(place)
+        parts: list[Part] = [*self.parts, self.rng]
+        self._capture_parts(parts)
+        seen = [one.watch for one in self.bindings]
+        if None not in seen:  # else all is looked at each time
+            seen += [one.watch for one in parts]
+            self._unseen = [one for one in parts if one.watch is None]
+            self._seen = asking(all_of(one for one in seen if one is not None))
+
+    @staticmethod
+    def _capture_parts(parts: Sequence[Part]) -> None:
+        for part in parts:
+            if part.watch is None or part.watch.look() != SAME:
+                part.capture()
 
     def follow(self) -> None:
         """Notices parameters that are other objects now."""
-        if self.model is not None:
-            replaced = self.model.follow()
-            if self.model.before is not None:
-                for optimizer in self.optimizers.values():
-                    optimizer.replace(replaced, self.model.before)
-                self.model.followed()
-                for optimizer in self.optimizers.values():
-                    optimizer.replacing = None
+        model = self.model
+        if model is not None and (model.before is not None or model.linked.look() != SAME):
+            replaced = model.follow()
+            for optimizer in self.optimizers.values():
+                optimizer.replace(replaced, model.before)
+            model.followed()
+            for optimizer in self.optimizers.values():
+                optimizer.replacing = None
 
     # ---- out of the store
 
@@ -242,6 +268,7 @@ class Pieces:
     def restore(self, *, opened: bool) -> None:
         """Sets all but the place in the data and the default generators to what the last commit
         holds. opened: the bindings are."""
+        self._seen = None
         self._watch()
         if not opened:
             for binding in self.bindings:

@@ -168,7 +168,7 @@ def _on_an_accelerator(models: dict[str, nn.Module], optimizers: dict[str, Optim
     """Whether any parameter is."""
     tensors: list[torch.Tensor] = [one for model in models.values() for one in model.parameters()]
     tensors += [one for optimizer in optimizers.values() for one in parameters_of(optimizer)]
-    return any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
+    return not {tensor.device.type for tensor in tensors} <= {"cpu", "meta"}
 
 
 def check_format(store: Held, name: str) -> None:

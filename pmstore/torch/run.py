@@ -16,7 +16,7 @@ from pmstore.torch._data.source import Source
 from pmstore.torch._step.by_hand import NextStep
 from pmstore.torch._step.log import LogFunction, ScalarWriter, number
 from pmstore.torch._step.loops import Epoch, Loops, Options, check_count
-from pmstore.torch._step.state import Event, Kind, StepState
+from pmstore.torch._step.state import ENDED, IDLE, MARKED, OPEN, Event, Kind
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.checkpoints import Keeper, KeptState
 from pmstore.torch.errors import AttachError
@@ -287,7 +287,7 @@ class Run:
         for name, value in values.items():
             if value.__class__ is not float:
                 values[name] = number(name, value)
-        if step.state is StepState.OPEN or step.state is StepState.MARKED:
+        if step.state is OPEN or step.state is MARKED:
             step.values.update(values)
         else:
             self._steps.require()
@@ -351,13 +351,13 @@ class Run:
         """
         self._steps.require()
         step = self._steps.step
-        if step.state is not StepState.MARKED and step.state is not StepState.ENDED:
+        if step.state is not MARKED and step.state is not ENDED:
             self._mark("run.stop()")
         step.stopping = True
 
     def _mark(self, called: str) -> None:
         step = self._steps.step
-        if step.kind is Kind.HEAD and step.state is not StepState.IDLE and called != "run.stop()":
+        if step.kind is Kind.HEAD and step.state is not IDLE and called != "run.stop()":
             raise TransactionError(
                 f"{called} in the head of an epoch: it ends with the epoch's first batch"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,14 +48,14 @@ def read_structure(held: Held, path: str) -> Any:
     Raises:
         KeyError: nothing is stored.
     """
-    return _joined(held[f"{path}/value"], list(_arrays(held, path)))
+    return _joined(held[f"{path}/value"], _arrays(held, path))
 
 
-def _arrays(held: Held, path: str) -> Iterator[Array]:
-    number = 0
-    while f"{path}/{number}" in held:
-        yield held[f"{path}/{number}"]
-        number += 1
+def _arrays(held: Held, path: str) -> list[Array]:
+    found: list[Array] = []
+    while (place := f"{path}/{len(found)}") in held:
+        found.append(held[place])
+    return found
 
 
 def _joined(skeleton: Any, arrays: Sequence[Array]) -> Any:
@@ -131,7 +131,7 @@ class Structure:
 
     def _held(self) -> list[Array]:
         if self._arrays is None:
-            self._arrays = list(_arrays(self._store, self.path))
+            self._arrays = _arrays(self._store, self.path)
         return self._arrays
 
     def _put(self, index: int, array: Array, held: list[Array]) -> bool:

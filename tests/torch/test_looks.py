@@ -23,7 +23,7 @@ from pmstore.engine.constants import ARRAY
 from pmstore.objects import values
 from pmstore.objects.structure import split
 from pmstore.torch import attach
-from pmstore.torch._state.replaced import OTHERS, SAME, VALUES
+from pmstore.torch.changes import OTHERS, SAME, VALUES
 from pmstore.torch.run import Run
 from pmstore.torch.structure import Structure
 
@@ -221,12 +221,49 @@ def test_tensors_that_moved() -> None:
             Watch(*wrong)
 
 
+def test_what_functions_give() -> None:
+    table: dict[str, Any] = {"list": [1], "bytes": b"ab", "tensor": torch.tensor([1.0, 2.0])}
+    questions = [
+        (table.get, ("list",), table["list"]),
+        (table.get, ("bytes",), b"ab"),
+        (table.get, ("tensor",), table["tensor"].numpy().tobytes()),
+    ]
+    watch = Watch([], [], [], 0, questions)
+    outer = Watch([], [], [], 0, [(watch.look, (), SAME)])
+    changes: list[dict[str, Any]] = [
+        {"list": [1]},  # equal, and another one
+        {"bytes": b"ac"},
+        {"bytes": b"abc"},
+        {"bytes": None},
+        {"tensor": torch.tensor([1.0, 3.0])},
+        {"tensor": torch.tensor([1.0, 0.0, 2.0])[::2]},  # not known
+    ]
+    for change in changes:
+        before = dict(table)
+        table |= change
+        assert watch.look() == outer.look() == OTHERS, change
+        table |= before
+        assert watch.look() == outer.look() == SAME
+    table |= {"bytes": bytearray(b"ab"), "tensor": table["tensor"].clone()}  # the same bytes
+    assert watch.look() == SAME
+
+    def fails(what: str) -> None:
+        raise KeyError(what)
+
+    with pytest.raises(KeyError, match="here"):
+        Watch([], [], [], 0, [(fails, ("here",), None)]).look()
+    for wrong in ([1], [(len, [], 0)], [(len, ())], (), None):
+        with pytest.raises(TypeError):
+            Watch([], [], [], 0, wrong)  # type: ignore[arg-type]
+
+
 def test_a_watch_is_collected() -> None:
     class Table(dict[str, Any]):
         pass
 
     table = Table()
     table["watch"] = Watch([table], [], [], 0)
+    table["asks"] = Watch([], [], [], 0, [(table.get, (table,), table)])
     gone = weakref.ref(table)
     del table
     gc.collect()
@@ -473,12 +510,13 @@ def look_at_all(run: Run) -> None:
         optimizer.synced = None
     assert pieces.model is not None
     assert pieces.gradients is not None
-    pieces.model._linked = Watch([[1]], [torch.ones(1)], [torch.zeros(1)], 0)
+    pieces._seen = None
     pieces.model._places = None
-    pieces.trainable._seen = None
-    pieces.gradients._written = None
-    assert pieces.rng is not None
+    pieces.trainable.watch = pieces.gradients.watch = None
+    pieces.rng.watch = None
     pieces.rng._written.clear()
+    if pieces.loader is not None:
+        pieces.loader._watch = None
 
 
 def train(path: Path, seed: int, steps: int, *, slow: bool) -> Iterator[Any]:

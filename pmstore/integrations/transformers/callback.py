@@ -304,7 +304,6 @@ class PmstoreTrainerCallback(TrainerCallback):
     def _restore_generators(self) -> None:
         assert self.run is not None
         generators = self.run._steps.pieces.rng
-        assert generators is not None
         generators.restore()
 
     def _require(self) -> Run:

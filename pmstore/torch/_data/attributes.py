@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch.utils.data import Dataset, Sampler
 
 from pmstore.engine._binding import Watch, same_bytes
 from pmstore.torch._random.defaults import bits_of
+from pmstore.torch.changes import Question, all_of
 from pmstore.torch.errors import AttachError
 
 MOST_BYTES = 1 << 20
@@ -124,6 +124,10 @@ class Attributes:
             self._take(written)
         return self._state
 
+    def asked(self, state: dict[str, dict[str, Any]]) -> list[Question] | None:
+        """See `Found`."""
+        return None if self.lost else self._look.asked()
+
     def _take(self, written: set[Key]) -> None:
         look = self._look
         self._changed |= written
@@ -181,11 +185,11 @@ class _Entry:
     def __init__(self, value: Any, size: int) -> None:
         self.value = value
         self.size = size
-        parts = list(_parts(value)) if size <= MOST_BYTES and type(value) not in _PLAIN else []
+        parts = _parts(value) if size <= MOST_BYTES and type(value) not in _PLAIN else []
         self.tables = [one for one in parts if type(one) in (list, dict)]
         self._watch = Watch(self.tables, [], [], 0) if self.tables else None
         self.kept: Any = _GONE
-        self._coded = any(type(one) in _COLLECTIONS for one in parts)
+        self._coded = not set(_COLLECTIONS).isdisjoint(map(type, parts))
         self.bits: bytes | None = None
         self.arrays: list[tuple[Any, Any]] = []  # with their copies
         self.samples: list[tuple[Any, Any]] = []  # of what is large
@@ -253,6 +257,15 @@ class _Look:
         self._arrays = [(key, *pair) for key, entry in entries.items() for pair in entry.arrays]
         self._samples = [(key, *pair) for key, entry in entries.items() for pair in entry.samples]
         self._coded = [(key, entry) for key, entry in entries.items() if entry.bits is not None]
+
+    def asked(self) -> list[Question] | None:
+        """What tells whether anything is another; None: `written` alone does."""
+        if self._samples or self._coded:
+            return None
+        return [
+            *all_of((self.watch,)),
+            *((same_bytes, (one, copied), True) for _, one, copied in self._arrays),
+        ]
 
     def written(self) -> set[Key]:
         """Those whose arrays were written; of large ones, as far as a sample tells."""
@@ -337,15 +350,15 @@ def _size(value: Any) -> int | None:
     return size
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: Any) -> list[Any]:
     """It, and what is in it."""
-    yield value
-    if type(value) in (list, tuple):
-        for part in value:
-            yield from _parts(part)
-    elif type(value) is dict:
-        for part in value.values():
-            yield from _parts(part)
+    parts = [value]
+    for one in parts:  # which gets longer
+        if type(one) in (list, tuple):
+            parts += one
+        elif type(one) is dict:
+            parts += one.values()
+    return parts
 
 
 def _sample(one: Any) -> Any:

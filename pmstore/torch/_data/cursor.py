@@ -83,7 +83,10 @@ class Cursor:
                     self._first()
                 if self._batches is None:
                     self._batches = self._open_again(here)
-                batch, before = self._load_next(held, careful)
+                if careful or held is not None:
+                    batch, before = self._load_next(held)
+                else:
+                    batch = next(self._batches, _END)
                 if batch is _END:
                     self.next_epoch()  # worker processes end here
                     continue
@@ -116,7 +119,8 @@ class Cursor:
         self.behind = Position(epoch, 1, start, source.state())
         return batch
 
-    def _load_next(self, held: Held | None, careful: bool) -> tuple[Any, dict[str, Any] | None]:
+    def _load_next(self, held: Held | None) -> tuple[Any, dict[str, Any] | None]:
+        """And the generators' states before it was loaded, if loading drew from them."""
         assert self._batches is not None
         source = self._source
         if held is not None:
@@ -124,8 +128,6 @@ class Cursor:
                 if held.before is not None:
                     rng.restore(held.before, source.generators)
                 return next(self._batches, _END), held.before
-        if not careful:
-            return next(self._batches, _END), None
         before = self._watched.capture()
         batch = next(self._batches, _END)
         return batch, None if rng.same(before, self._watched.capture()) else before

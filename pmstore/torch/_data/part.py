@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pmstore import Store
+from pmstore.engine._binding import Watch
 from pmstore.torch._data.position import Held, Place, Position
 from pmstore.torch._data.samples import cut_source, read_cut
 from pmstore.torch._data.source import Source
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import Found
+from pmstore.torch.changes import SAME, asking, still
 from pmstore.torch.errors import MismatchError
 from pmstore.torch.structure import Structure
 
@@ -40,7 +42,7 @@ class LoaderPart:
         self._state_written: object = None
         self._start_written: object = self  # what is stored; nothing known yet
         self._drawn: bytes | None = None  # the generators' states that are stored, if known
-        self._states: dict[str, Any] = {}  # at the last write
+        self._watch: Watch | None = None  # whether they may be others
         self._kept = False  # whether batches held are stored
 
     def fits(self) -> bool:
@@ -97,24 +99,33 @@ class LoaderPart:
         if place.done.state is not self._state_written:
             self._state.write(place.done.state)
             self._state_written = place.done.state
-        known, states = self._states, {}
-        changed = self._drawn is None
-        for one in self.source.generators:
-            states[one.place] = state = one.generator.get_state()
-            changed = changed or known.get(one.place) is not state
-        attributes = self.source.attributes
-        if attributes is not None and attributes.lost:
-            attributes.refuse_lost()
-        if changed or len(states) != len(known):
-            drawn = rng.bits_of(states) if states else b""
-            if drawn != self._drawn:
-                if not self.source.earlier:
-                    kinds = {one.place: one.kind for one in self.source.generators}
-                    self._found.write({"version": _VERSION, "kinds": kinds})
-                self._generators.write(states)
-            self._drawn, self._states = drawn, states
+        if self._watch is None or self._watch.look() != SAME:
+            self._capture_generators()
         if place.ahead or place.again or self._kept:
             self._write_held(place)
+
+    def _capture_generators(self) -> None:
+        source, self._watch = self.source, None
+        found = source.generators
+        states = {one.place: one.generator.get_state() for one in found}
+        attributes = source.attributes
+        if attributes is not None and attributes.lost:
+            attributes.refuse_lost()
+        drawn = rng.bits_of(states) if states else b""
+        if drawn != self._drawn:
+            self._drawn = None
+            if not source.earlier:
+                kinds = {one.place: one.kind for one in found}
+                self._found.write({"version": _VERSION, "kinds": kinds})
+            self._generators.write(states)
+        self._drawn = drawn
+        questions = [still(source, "generators", found)]
+        for one in found:
+            asked = one.asked(states[one.place])
+            if asked is None:
+                return
+            questions += asked
+        self._watch = asking(questions)
 
     def _write_held(self, place: Place) -> None:
         waiting = place.waiting
@@ -138,7 +149,7 @@ class LoaderPart:
         """
         for part in (self._found, self._start, self._state, self._generators, self._held):
             part.forget()
-        self._drawn = None
+        self._drawn = self._watch = None
         source = self.source
         source.opened = False
         cut_source(source, read_cut(self._store, self._path))

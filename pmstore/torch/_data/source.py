@@ -82,12 +82,12 @@ class Source:
         self.earlier = False  # the run was stored by a pmstore that drew otherwise
         self._holders = holders
         kept = objects_of(keepers)
+        others = {place: one for place, one in kept.items() if not has_state(one)}
         self._own = [
             Found(place, StateOf(one), "state_dict")
             for place, one in kept.items()
-            if has_state(one) and self.asks
+            if place not in others and self.asks
         ]
-        others = {place: one for place, one in kept.items() if not has_state(one)}
         self.attributes: Attributes | None = Attributes(others) if others else None
         if self.attributes is not None:
             self._own.append(Found(ATTRIBUTES, self.attributes, ATTRIBUTES))

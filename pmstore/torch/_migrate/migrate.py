@@ -113,7 +113,7 @@ class Fitting:
                 continue
             if key in added or self._choices.answered(key):
                 StatefulPart(self._store, f"{self._name}/{key}", one).capture()
-        if "rng" in added and self._pieces.rng is not None:
+        if "rng" in added:
             self._pieces.rng.capture()
         self._fit_loader("loader" in added)
         if self._choices.hit("attributes", "program", "attributes"):

@@ -8,16 +8,17 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
 from pmstore import Store
-from pmstore.engine._binding import same_bytes
+from pmstore.engine._binding import Watch, same_bytes
 from pmstore.objects.structure import encode
 from pmstore.objects.tensor import introduce
 from pmstore.torch._random.search import Found, lower_python, raise_python
+from pmstore.torch.changes import Question, asking, still
 from pmstore.torch.structure import Structure, raw_bytes
 
 # ---- where the states of the default generators lie, for comparing
@@ -172,6 +173,20 @@ _GENERATORS: dict[str, tuple[Callable[[], Bits | None], Callable[[], Any]]] = {
     "torch": (torch_state, torch.get_rng_state),
 }
 """Where bits lie that are other ones when the state is (None: nobody knows), and the state."""
+
+
+def _held() -> dict[str, list[Question]]:
+    """Whether the bits still lie where they do; nothing for those that are a copy."""
+    python: Any = getattr(random, "_inst", None)
+    numpy: Any = getattr(np.random.mtrand, "_rand", None)
+    gauss, bits = getattr(python, "gauss_next", None), getattr(numpy, "_bit_generator", None)
+    return {
+        "python": [still(random, "_inst", python), still(python, "gauss_next", gauss)],
+        "numpy": [still(numpy, "_bit_generator", bits)],
+        "torch": [],
+    }
+
+
 _NO_BITS = b""
 
 
@@ -216,6 +231,31 @@ class RngParts:
             torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
 
 
+class RngPart(RngParts):
+    """As they are, with each commit."""
+
+    watch: Watch | None = None
+
+    def capture(self) -> None:
+        self.watch = None
+        super().capture()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        questions: list[Question] = [(torch.cuda.is_initialized, (), False)]
+        held = _held()
+        for name, (look, _) in _GENERATORS.items():
+            known, bits = self._written[name], look()
+            if known == _NO_BITS:
+                return
+            same = (same_bytes, (bits, known), True) if held[name] else (look, (), known)
+            questions += [*held[name], same]
+        self.watch = asking(questions)
+
+    def forget(self) -> None:
+        self.watch = None
+        super().forget()
+
+
 class HeadDraws:
     """The default generators as they are where a head begins: one that is done again draws what it
     drew before. `<path>/<number>` is of the head before the loop of that number, `<path>/epoch` of
@@ -224,9 +264,9 @@ class HeadDraws:
     def __init__(self, store: Store, path: str) -> None:
         self._store = store
         self._path = path
-        self._epoch = RngParts(store, f"{path}/epoch")
+        self._epoch: RngParts | None = None  # with what was written last, if it is known
 
-    def _of(self, number: int) -> RngParts:
+    def _of(self, number: int | Literal["epoch"]) -> RngParts:
         return RngParts(self._store, f"{self._path}/{number}")
 
     def knows(self, number: int) -> bool:
@@ -246,6 +286,8 @@ class HeadDraws:
 
     def begin_epoch(self, *, again: bool) -> None:
         """An epoch's head begins."""
+        if self._epoch is None:
+            self._epoch = self._of("epoch")
         if again:
             _restore(self._epoch)
         else:
@@ -253,7 +295,7 @@ class HeadDraws:
 
     def rolled_back(self) -> None:
         """What was written last may be stored no more."""
-        self._epoch.forget()
+        self._epoch = None
 
 
 def _restore(parts: RngParts) -> None:

@@ -12,12 +12,14 @@ import hashlib
 import itertools
 import random
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from pmstore.torch.changes import Question
 
 _MOST_PARTS = 64
 """Parts of one list, tuple or dict that are looked at, from its beginning."""
@@ -47,6 +49,9 @@ class _Torch:
 
     def get_state(self) -> Any:
         return self._generator.get_state()
+
+    def asked(self, state: torch.Tensor) -> list[Question]:
+        return [(self._generator.get_state, (), state.numpy().tobytes())]
 
     def set_state(self, state: Any, /) -> None:
         self._generator.set_state(state)
@@ -129,6 +134,12 @@ class Found:
 
     def get_state(self) -> Any:
         return self.generator.get_state()
+
+    def asked(self, state: Any) -> list[Question] | None:
+        """What tells whether its state is the same; None: the state alone does."""
+        ask: Callable[[Any], list[Question] | None] | None
+        ask = getattr(self.generator, "asked", None)
+        return ask(state) if ask is not None else None
 
     def set_state(self, state: Any, /) -> None:
         self.generator.set_state(state)

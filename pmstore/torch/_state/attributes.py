@@ -19,7 +19,7 @@ from pmstore.torch._random.defaults import set_states, states_of
 from pmstore.torch._random.search import OF_MODULES, Found, as_generator, find_in_modules
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
-from pmstore.torch._state.replaced import OTHERS, SAME, VALUES
+from pmstore.torch.changes import OTHERS, SAME, VALUES, still
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import full_name
 from pmstore.torch.structure import Structure
@@ -57,7 +57,7 @@ class Data(NamedTuple):
 def _own_keys(module: nn.Module) -> list[str]:
     """Attributes that are the program's, and not what a framework keeps in a module."""
     keys = [key for key in vars(module) if key not in OF_MODULES]
-    if not any(key.startswith("_") for key in keys):
+    if "_" not in {key[:1] for key in keys}:
         return keys
     kind = type(module)
     of_framework = kind.__module__.partition(".")[0] == "torch" or any(
@@ -136,7 +136,6 @@ class AttributesPart:
         self._changed: dict[Place, Any] = {}
         self._arrays: set[Place] = set()  # of what has arrays in it, what is kept
         self._watch: Watch | None = None  # None: nothing is known
-        self._linked: Watch | None = None  # which modules that is of
         self._tables: dict[str, dict[str, Any]] = {}  # attributes, by the names of modules
         self._constants: list[Place] = []
         self._mutable: list[Place] = []
@@ -145,7 +144,7 @@ class AttributesPart:
 
     def _look(self) -> Watch:
         """Finds modules, attributes and generators anew."""
-        self._linked = self._model.linked
+        same = still(self._model, "linked", self._model.linked)
         modules = _modules_of(self._models)
         self._tables = {name: vars(module) for name, module in modules.items()}
         self._constants, self._mutable, self._holders = [], [], []
@@ -163,7 +162,7 @@ class AttributesPart:
                 elif _may_be_data(value) and (name, key) not in self._left_alone:
                     self._mutable.append((name, key))
         self._generators = find_in_modules(modules)
-        return Watch(watched, [], [], 0)
+        return Watch(watched, [], [], 0, [same])
 
     def _begin(self, watch: Watch) -> Watch:
         """Notes what the program gives. watch: what `_look` has just given."""
@@ -183,12 +182,17 @@ class AttributesPart:
         self._left_alone.add(place)
         self._mutable.remove(place)
 
+    @property
+    def watch(self) -> Watch | None:
+        """See `Part`."""
+        return None if self._mutable or self._generators else self._watch
+
     def capture(self) -> None:
         """Pending until the next commit. Raises: AttachError: a collection has grown too large."""
         if self._given is None:  # a new run
             self._watch = self._begin(self._look())
         known, self._watch = self._watch, None  # nothing is known until all is written
-        seen = OTHERS if known is None or self._linked is not self._model.linked else known.look()
+        seen = OTHERS if known is None else known.look()
         if seen == SAME and not (self._mutable or self._generators):
             self._watch = known
             return

@@ -136,8 +136,8 @@ def refuse_wrapped_whole(called: str, model: nn.Module) -> None:
     old = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if old is None:
         return
-    inside = any(isinstance(one, old) for one in model.modules())
-    if inside or any(getattr(one, "_fsdp_flattened", False) for one in model.parameters()):
+    inside = [one for one in model.modules() if isinstance(one, old)]
+    if inside or [one for one in model.parameters() if getattr(one, "_fsdp_flattened", False)]:
         raise AttachError(
             f"{called} is wrapped in FullyShardedDataParallel (FSDP1), which keeps parameters in "
             "flat pieces of its own: shard it with torch.distributed.fsdp.fully_shard (FSDP2) "

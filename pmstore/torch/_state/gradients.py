@@ -20,7 +20,7 @@ import torch
 
 from pmstore import Store
 from pmstore.base.words import encode_name
-from pmstore.engine._binding import Spent
+from pmstore.engine._binding import Spent, Watch
 from pmstore.errors import TransactionError
 from pmstore.objects import array
 from pmstore.torch._state.requires_grad import Parameters
@@ -32,6 +32,7 @@ from pmstore.torch._state.sharded import (
     record_of,
     version,
 )
+from pmstore.torch.changes import asking, still
 from pmstore.torch.errors import AttachError
 from pmstore.torch.structure import Structure
 
@@ -121,8 +122,7 @@ class GradientKeeper:
         self._which = Structure(store, f"{path}_layout")
         self._last: _Names | None = None
         self.spent: Spent = Spent(version if sharded else None)
-        # that the last write was of, and which had gradients; None: some were kept
-        self._written: tuple[list[tuple[str, torch.Tensor]], bytes] | None = None
+        self.watch: Watch | None = None  # None where some are kept, too
         self.dead: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def _is_unknown(self, gradient: torch.Tensor) -> bool:
@@ -152,15 +152,12 @@ class GradientKeeper:
         Raises: TransactionError: one that was not kept has been added to. Who used it was not seen
             before: a step that a GradScaler left out, for its NaN, or one with a closure.
         """
-        parameters = self._all.named
-        states = self.spent.look(self._all.tensors)
-        written = self._written
-        if written is not None and written[0] is parameters and written[1] == states:
-            return
-        self._written = None
-        self._write(parameters)
+        self.watch, tensors = None, self._all.tensors
+        states = self.spent.look(tensors)
+        self._write(self._all.named)
         if not (self.dead or (self._last and (self._last.kept or self._last.idle))):
-            self._written = parameters, states
+            same = still(self._all, "tensors", tensors)
+            self.watch = asking([same, (self.spent.look, (tensors,), states)])
 
     def _write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
         found = [(name, one.grad) for name, one in parameters if one.grad is not None]
@@ -257,7 +254,7 @@ class GradientKeeper:
         """Sets the gradients to what the last commit holds: kept ones, for spent ones zeros with a
         NaN in front, else none."""
         self._which.forget()
-        self._last = self._written = None
+        self._last = self.watch = None
         self.spent.clear()
         self.dead.clear()
         which = self._stored()

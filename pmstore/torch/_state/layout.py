@@ -83,7 +83,7 @@ def plan(members: list[Member]) -> dict[str, Place]:
     for member in members:
         roots.setdefault(storage_of(member.tensor), []).append(member)
     for group in roots.values():
-        for cluster in _overlapping(group):
+        for cluster in _overlapping(group) if len(group) > 1 else [group]:
             places.update(_plan_cluster(cluster))
     return {member.name: places[member.name] for member in members}
 
@@ -107,8 +107,6 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 def _overlapping(members: list[Member]) -> list[list[Member]]:
     """The members of one storage, in clusters whose memory overlaps (disjoint slices of one buffer
     are not tied)."""
-    if len(members) == 1:
-        return [members]
     clusters: list[tuple[int, list[Member]]] = []
     for member in sorted(members, key=lambda one: extent(one.tensor)[0]):
         first, end = extent(member.tensor)
@@ -123,11 +121,12 @@ def _overlapping(members: list[Member]) -> list[list[Member]]:
 
 def _plan_cluster(cluster: list[Member]) -> dict[str, Place]:
     root = cluster[0]
-    start = min(extent(member.tensor)[0] for member in cluster)
-    seen = {(*extent(member.tensor), member.part.shape, member.part.stride()) for member in cluster}
+    seen = set()
+    if len(cluster) > 1:
+        seen = {(*extent(one.tensor), one.part.shape, one.part.stride()) for one in cluster}
     places = {}
     for member in cluster:
-        tensor = member.part
+        tensor = local(member.tensor)
         if tensor.dtype != root.tensor.dtype:
             raise MismatchError(
                 "tensors share memory under different dtypes, which a store cannot keep",
@@ -136,18 +135,19 @@ def _plan_cluster(cluster: list[Member]) -> dict[str, Place]:
                 ],
             )
         view = None
-        if len(seen) > 1 or _is_padded(member):
+        if len(seen) > 1 or (member.fsdp is not None and _is_padded(member)):
+            start = min(extent(one.tensor)[0] for one in cluster)
             offset = (extent(tensor)[0] - start) // tensor.element_size()
             view = [list(tensor.shape), list(tensor.stride()), offset]
         dtype = str(tensor.dtype).removeprefix("torch.")
         places[member.name] = Place(member.kind, list(tensor.shape), dtype, root.name, view)
-        if record := record_of(member.tensor):
+        if tensor is not member.tensor and (record := record_of(member.tensor)):
             places[member.name] = replace(places[member.name], shard=record)
     return places
 
 
 def _is_padded(member: Member) -> bool:
-    return member.fsdp is not None and fsdp.padded_numel(member.fsdp) != member.part.numel()
+    return fsdp.padded_numel(member.fsdp) != member.part.numel()
 
 
 def span(tied: list[Member]) -> torch.Tensor:

@@ -202,8 +202,9 @@ class MirroredModel(ModelBinding):
 
     def _follow(self, before: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         stored = self._layout()
-        self._check_movable()
-        self._scan()
+        found = self._find()
+        self._check_movable(found[1])
+        self._scan(*found)
         given = plan(self._members)
         what = "the model was changed after attach, to one that does not fit its place in the store"
         compare(resized(stored, given), given, what)
@@ -242,8 +243,8 @@ class MirroredOptimizer(OptimizerBinding):
     def open(self) -> None:
         self._rest.forget()
         self._groups.forget()
-        self._layout = self._store[f"{self._path}/layout"]
-        self._shards = read_layout(self._store, self._path)[3]
+        groups, tensors, own, self._shards = read_layout(self._store, self._path)
+        self._layout = [groups, tensors, own]
 
     def tensors(self) -> list[tuple[str, torch.Tensor, bool]]:
         """State, and parameters that are in no module."""

@@ -36,8 +36,9 @@ from pmstore.torch._state.layout import (
     span,
     storage_of,
 )
-from pmstore.torch._state.replaced import SAME, watch
+from pmstore.torch._state.replaced import watch
 from pmstore.torch._state.sharded import local
+from pmstore.torch.changes import SAME, all_of
 
 
 class ModelBinding:
@@ -73,11 +74,12 @@ class ModelBinding:
         self._path = path
         self._models = models
         away = {id(parameter) for parameter in elsewhere}
+        every = list(members_of(models))
         # the names at which they are, or were
-        self._elsewhere = {one.name for one in members_of(models) if id(one.tensor) in away}
+        self._elsewhere = {one.name for one in every if id(one.tensor) in away}
         self._all: list[Member] = []
         self._members: list[Member] = []  # all but those
-        self._places: Watch | None = None  # of the members; None: to be made
+        self._places: Watch | None = None  # of the members, as linked; None: to be made
         self._placed: dict[str, Placed] = {}
         self._placed_of: dict[int, Placed] = {}  # id of a tensor -> its block
         self.displaced: Callable[[], None] = lambda: None
@@ -86,8 +88,9 @@ class ModelBinding:
         self._of_fsdp: list[Any] = []  # what fully_shard knows of its parameters
         self._resized = False  # whether a buffer was given another block since the last `open`
         self.before: dict[str, torch.Tensor] | None = None
-        self._check_movable()
-        self._scan()
+        found = self._keeps(every)
+        self._check_movable(found[1])
+        self._scan(*found)
 
     # ---- attach
 
@@ -245,7 +248,8 @@ class ModelBinding:
 
     def follow(self) -> dict[int, torch.Tensor]:
         """Notices parameters and buffers that are other objects now, as after
-        `load_state_dict(assign=True)`. They are brought back by `capture`.
+        `load_state_dict(assign=True)`. They are brought back by `capture`. Nothing is another one
+        while `before` is None and `linked` sees nothing.
 
         Returns: for parameters, the new one by id of the old (for the optimizer's groups).
 
@@ -253,8 +257,6 @@ class ModelBinding:
             MismatchError: names, dtypes, ties or parameters' shapes are no longer those of the
                 store.
         """
-        if self.before is None and self.linked.look() == SAME:
-            return {}
         if self.before is None:
             self.before = {member.name: member.tensor for member in self._all}
         return self._follow(self.before)
@@ -263,6 +265,11 @@ class ModelBinding:
         """The optimizers have what `follow` returned. Until then it returns it again: an interrupt
         in between is made good by the next call."""
         self.before = None
+
+    @property
+    def watch(self) -> Watch | None:
+        """See `Part`."""
+        return None if self._loose or self._of_fsdp else self._places
 
     def capture(self) -> None:
         """Brings back what left the heap: `param.data = ...`, and what `follow` noticed; copies in
@@ -273,9 +280,8 @@ class ModelBinding:
             StoreFullError.
         """
         if self._places is None:
-            self._places = watch(
-                (), ((member.tensor, self._placed[member.name]) for member in self._inside)
-            )
+            pairs = [(member.tensor, self._placed[member.name]) for member in self._inside]
+            self._places = watch([], pairs, all_of((self.linked,)))
         if self._places.look() != SAME:
             inside = self._inside
             self.displaced()
@@ -328,8 +334,8 @@ class ModelBinding:
         self._write_layout(layout)
         self._places = None
 
-    def _check_movable(self) -> None:
-        for member in self._find()[1]:
+    def _check_movable(self, members: list[Member]) -> None:
+        for member in members:
             called = f"{member.kind} {member.name}"
             check_movable(called, member.tensor, self.devices)
             if member.fsdp is not None and "cuda" not in self.devices:
@@ -351,7 +357,9 @@ class ModelBinding:
 
     def _find(self) -> tuple[list[Member], list[Member]]:
         """All members, and those that are kept here."""
-        every = list(members_of(self._models))
+        return self._keeps(list(members_of(self._models)))
+
+    def _keeps(self, every: list[Member]) -> tuple[list[Member], list[Member]]:
         if not self._elsewhere:
             return every, every
         known = {one.name for one in self._members}
@@ -363,8 +371,9 @@ class ModelBinding:
             if one.name not in self._elsewhere and (one.name in known or id(one.tensor) not in away)
         ]
 
-    def _scan(self) -> None:
-        every, self._members = self._find()
+    def _scan(self, every: list[Member], members: list[Member]) -> None:
+        """From now on they are what `_find` has found."""
+        self._members = members
         found = {one.name for one in every}
         # one that is kept elsewhere, and whose name is gone for now, stays
         gone = (one for one in self._all if one.name in self._elsewhere - found)
@@ -383,10 +392,12 @@ class ModelBinding:
                 self.names.setdefault(id(member.tensor), member.name)
         # where modules keep parameters, buffers and modules
         self.linked: Watch = watch(
-            table
-            for model in self._models.values()
-            for module in model.modules()
-            for table in (module._parameters, module._buffers, module._modules)
+            [
+                table
+                for model in self._models.values()
+                for module in model.modules()
+                for table in (module._parameters, module._buffers, module._modules)
+            ]
         )
 
     def _find_loose(self) -> dict[str, Member]:
@@ -410,12 +421,13 @@ class ModelBinding:
     def _follow(self, before: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Looks at the model anew; its names, shapes and dtypes must be those of the store. May be
         repeated with the same tensors of before."""
-        self._check_movable()
-        now = plan(self._find()[1])
+        found = self._find()
+        self._check_movable(found[1])
+        now = plan(found[1])
         what = "the model was changed after attach, to one that does not fit its place in the store"
         way = 'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
         compare(resized(self._layout(), now), now, what, (way,))
-        self._scan()
+        self._scan(*found)
         alive = {id(member.tensor): self._placed[member.name] for member in self._members}
         for name, old in before.items():
             if name in self._placed and id(old) not in alive:

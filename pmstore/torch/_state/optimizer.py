@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.engine._binding import Writes
+from pmstore.engine._binding import Watch, Writes
 from pmstore.torch._state import fsdp
 from pmstore.torch._state.heap import Memory, Placed, check_movable, set_apart, take_in
 from pmstore.torch._state.model import ModelBinding
@@ -28,7 +28,7 @@ from pmstore.torch._state.optimizer_state import (
     tables_of_state,
 )
 from pmstore.torch._state.optimizer_state import describe_groups as _describe
-from pmstore.torch._state.replaced import OTHERS, SAME, VALUES, Replacing, Synced, watch
+from pmstore.torch._state.replaced import Replacing, Synced, watch
 from pmstore.torch._state.sharded import (
     HOW_TO_RESHARD,
     ShardRecord,
@@ -38,6 +38,7 @@ from pmstore.torch._state.sharded import (
     local,
     record_of,
 )
+from pmstore.torch.changes import OTHERS, SAME, VALUES, all_of, asking, still
 from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.keys import called, under
 from pmstore.torch.structure import Structure
@@ -86,10 +87,11 @@ class OptimizerBinding:
         """Another object, or None, whenever its groups or their parameters may be others."""
         self.displaced: Callable[[], None] = lambda: None
         """Called before tensors that left their places are brought back."""
-        for index, parameter in enumerate(self.parameters):
+        known = self._known()  # which the model checks
+        own = [each for each in enumerate(self._order) if id(each[1]) not in known]
+        for index, parameter in own:
             check_movable(self.describe(index), parameter, self.devices)
-        known = self._known()
-        alone = [one for one in self.parameters if is_sharded(one) and id(one) not in known]
+        alone = [one for _, one in own if is_sharded(one)]
         if alone:
             fsdp.refuse_alone(self.called, alone)
 
@@ -179,8 +181,8 @@ class OptimizerBinding:
         self._groups.forget()
         self._placed.clear()
         self._own.clear()
-        self._layout = self._store[f"{self._path}/layout"]
-        _, tensors, own, self._shards = read_layout(self._store, self._path)
+        groups, tensors, own, self._shards = read_layout(self._store, self._path)
+        self._layout = [groups, tensors, own]
         for index in own:
             self._own[index] = Placed.open(self._store, f"{self._path}/parameters/{index}")
         for index, key in tensors:
@@ -232,7 +234,8 @@ class OptimizerBinding:
         """Puts the parameters where the stored layout has them: a roll back undoes a change of the
         groups too."""
         named = dict(self._model.parameters) if self._model is not None else {}
-        groups, order = read_layout(self._store, self._path)[0], iter(self._order)
+        assert self._layout is not None  # it was opened
+        groups, order = self._layout[0], iter(self._order)
         arrange_groups(
             self.optimizer,
             [[(next(order, None), named.get(name)) for name in one["names"]] for one in groups],
@@ -329,19 +332,22 @@ class OptimizerBinding:
             if isinstance(tensor, torch.Tensor) and not one.holds(tensor):
                 set_apart(tensor)
 
+    @property
+    def watch(self) -> Watch | None:
+        """See `Part`."""
+        return self.synced.all if self.synced is not None else None
+
     def capture(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next
         commit."""
-        synced, optimizer = self.synced, self.optimizer
-        groups = state = OTHERS
-        if synced is not None:
-            tables, held = synced.roots
-            if optimizer.param_groups is tables and optimizer.state is held:
-                groups, state = synced.groups.look(), synced.state.look()
-        if groups == state == SAME:
+        synced = self.synced
+        if synced is not None and synced.all.look() == SAME:
             return
         # nothing is known until all is written; what changes after a look is seen by the next
         self.synced = None
+        groups = state = OTHERS
+        if synced is not None and synced.roots.look() == SAME:
+            groups, state = synced.groups.look(), synced.state.look()
         if synced is None or max(groups, state) == OTHERS:
             moved = self._moved()
             self.collect()
@@ -364,12 +370,16 @@ class OptimizerBinding:
         optimizer = self.optimizer
         if not holds_constants(optimizer):
             return None
-        return Synced(
-            (optimizer.param_groups, optimizer.state),
-            watch(tables_of_groups(optimizer)),
-            watch(self._tables_of_state(), self._pairs()),
-            self._written(),
+        roots = asking(
+            [
+                still(optimizer, "param_groups", optimizer.param_groups),
+                still(optimizer, "state", optimizer.state),
+            ]
         )
+        groups = watch(tables_of_groups(optimizer))
+        state = watch(self._tables_of_state(), self._pairs())
+        every = asking(all_of((roots, groups, state)))
+        return Synced(every, roots, groups, state, self._written())
 
     def _tables_of_state(self) -> list[Any]:
         return tables_of_state(self.optimizer)

@@ -3,7 +3,7 @@ look, asked of all in each step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,25 +13,26 @@ from torch.optim import Optimizer
 from pmstore.engine._binding import Watch, Writes
 from pmstore.torch._state.heap import Placed
 from pmstore.torch._state.sharded import is_sharded
+from pmstore.torch.changes import Question
 from pmstore.torch.errors import MismatchError
-
-SAME, VALUES, OTHERS = range(3)
-"""What `Watch.look` says: nothing has changed; constants are others; more has changed, perhaps."""
 
 
 def watch(
-    tables: Iterable[dict[Any, Any] | list[Any]], pairs: Iterable[tuple[torch.Tensor, Placed]] = ()
+    tables: list[Any],
+    pairs: Sequence[tuple[torch.Tensor, Placed]] = (),
+    questions: list[Question] | None = None,
 ) -> Watch:
     """Looks at all of them in every step, so in one call: whether tables hold the objects that they
-    hold now, and whether `Placed.holds` is true of each pair. It holds on to all of them.
+    hold now, whether `Placed.holds` is true of each pair, and whether all questions are answered as
+    they were. It holds on to all of them.
 
     Of an OrderedDict the order is not looked at.
     """
     # A DTensor's part may be another object at any time, so that it is asked for in each step.
-    pairs = sorted(pairs, key=lambda pair: not is_sharded(pair[0]))
-    wrapped = sum(is_sharded(tensor) for tensor, _ in pairs)
+    parts = [pair for pair in pairs if is_sharded(pair[0])]
+    pairs = [*parts, *(pair for pair in pairs if not is_sharded(pair[0]))]
     tensors, heaps = [tensor for tensor, _ in pairs], [placed.heap for _, placed in pairs]
-    return Watch(list(tables), tensors, heaps, wrapped)
+    return Watch(tables, tensors, heaps, len(parts), questions or [])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +42,8 @@ class Synced:
     only. Of constants that are others now there are the plain values to be written, as after a
     scheduler's step."""
 
-    roots: tuple[object, object]  # what the optimizer has its groups and its state in
+    all: Watch  # of the three
+    roots: Watch  # what the optimizer has its groups and its state in
     groups: Watch
     state: Watch
     writes: Writes  # parameters, and what is written where they have a gradient

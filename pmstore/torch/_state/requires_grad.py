@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from pmstore import Store
-from pmstore.engine._binding import trained
+from pmstore.engine._binding import Watch, trained
+from pmstore.torch.changes import asking, still
 
 
 class Parameters:
@@ -31,26 +32,24 @@ class TrainablePart:
         self._path = path
         self._all = parameters
         self._written: list[str] | None = None  # what is stored, if known
-        self._seen: tuple[list[tuple[str, torch.Tensor]], bytes] | None = None  # then, if known
+        self.watch: Watch | None = None
 
     def capture(self) -> None:
         """Pending until the next commit."""
-        parameters = self._all.named
-        flags = trained(self._all.tensors)
-        if self._seen is None or self._seen[0] is not parameters or self._seen[1] != flags:
-            self._seen = None
-            self._write(parameters)
-            self._seen = parameters, flags
-
-    def _write(self, parameters: list[tuple[str, torch.Tensor]]) -> None:
-        frozen = [name for name, parameter in parameters if not parameter.requires_grad]
+        self.watch, tensors = None, self._all.tensors
+        flags = trained(tensors)
+        frozen = [
+            name for (name, _), is_one in zip(self._all.named, flags, strict=True) if not is_one
+        ]
         if frozen != self._written:
             self._store[self._path] = frozen
             self._written = frozen
+        same = still(self._all, "tensors", tensors)
+        self.watch = asking([same, (trained, (tensors,), flags)])
 
     def restore(self) -> None:
         """Sets them to what the last commit holds. A run of an earlier version says nothing."""
-        self._written, self._seen = self._store.get(self._path), None
+        self._written, self.watch = self._store.get(self._path), None
         if self._written is not None:
             frozen = set(self._written)
             for name, parameter in self._all.named:

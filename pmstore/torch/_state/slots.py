@@ -429,6 +429,10 @@ class SlottedBinding(OptimizerBinding):
                 views.state[index][name].copy_(complete[name])
         self._bind_state(parameter, views.state[index])
 
+    @property
+    def watch(self) -> None:
+        return None  # `collect` looks
+
     def capture(self) -> None:
         self.collect()
         if not self._beside:

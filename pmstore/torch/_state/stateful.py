@@ -96,6 +96,7 @@ class StatefulPart:
     def __init__(self, store: Store, path: str, stateful: Stateful) -> None:
         self._part = Structure(store, path)
         self._stateful = stateful
+        self.watch: None = None
 
     @property
     def stored(self) -> bool:

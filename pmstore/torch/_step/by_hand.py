@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Literal
 
 from pmstore.torch._step.loops import Loops
-from pmstore.torch._step.state import Event, StepState
+from pmstore.torch._step.state import OPEN, Event
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import RolledBackError
 
@@ -30,7 +30,7 @@ class NextStep:
             return False  # it was taken back inside
         step.within = False
         if kind is None:
-            if step.state is StepState.OPEN:
+            if step.state is OPEN:
                 step.go(Event.MARK)
         elif self._steps.attached:
             self._steps.dropping()

@@ -6,19 +6,30 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pmstore.errors import TransactionError
 from pmstore.torch._data.cursor import Cursor, Transfer
 from pmstore.torch._data.position import Position
 from pmstore.torch._data.source import Source
 from pmstore.torch._step.progress import BY_HAND, LoopRecord
-from pmstore.torch._step.state import Kind, StepState
+from pmstore.torch._step.state import ENDED, IDLE, MARKED, OPEN, Kind
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import LookaheadError
 
 _log = logging.getLogger("pmstore")
 _DATA = {"epochs", "batches"}
+
+
+class _Bounds(NamedTuple):
+    """What a loop hands out: batches up to a data epoch. end: that with which the loop ends; token:
+    stands for the loop; within: for the epoch, of `run.epochs`; over: is called behind them."""
+
+    token: object
+    epochs: int | None
+    end: int | None
+    over: Callable[[], None]
+    within: object | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +147,7 @@ class Loops:
     def _begin_known(self, number: int, n: int | None) -> bool:
         """Takes back what stands before it. Returns whether it is over."""
         steps, progress = self._steps, self._progress
-        if self._step.state is not StepState.IDLE:
+        if self._step.state is not IDLE:
             steps.boundary()
         elif self._number is None:
             self._tell_set_up()
@@ -221,7 +232,7 @@ class Loops:
     def _check_left(self) -> None:
         """Raises: TransactionError: a step is open that nobody said is complete."""
         step = self._step
-        if step.state is StepState.IDLE:
+        if step.state is IDLE:
             return
         if step.within:
             raise TransactionError(
@@ -233,14 +244,14 @@ class Loops:
                 "a step has no steps in it, and the head of an epoch is open: iterate the epoch, "
                 "`for epoch in run.epochs(n): for batch in epoch:`"
             )
-        if step.state is StepState.OPEN or (
-            step.state is StepState.ENDED
+        if step.state is OPEN or (
+            step.state is ENDED
             and step.kind is not Kind.HAND
             and not (step.stopping or self._progress.stopped)
         ):
             left = self._progress.loops[self._number].called if self._number is not None else ""
             how = "and nobody said that the step is complete"
-            if step.state is StepState.ENDED:
+            if step.state is ENDED:
                 how = (
                     "after run.commit(), so that a kill just after it would go on with that loop. "
                     "Leave out run.commit() before and behind a break: what stands behind it is of "
@@ -285,7 +296,7 @@ class Loops:
     def commit(self, *, agree: bool) -> None:
         """See `Run.commit`. What `run.stop` said before is part of it."""
         step, loader = self._step, self._steps.pieces.loader
-        if step.stopping and step.state in (StepState.OPEN, StepState.MARKED):
+        if step.stopping and step.state in (OPEN, MARKED):
             epoch = None
             if self._within is not None and step.kind is Kind.BATCH and loader is not None:
                 epoch = self._behind(loader.source, self._progress.over + 1)
@@ -373,18 +384,19 @@ class Loops:
     ) -> Iterator[Any]:
         """See `Run.batches`."""
         progress = self._progress
-        token, passed = self._begin("batches", name, epochs)
-        assert self._number is not None
-        base = progress.loops[self._number].base
-        if passed:
-            self._ask(token)
-            self._end(False)
-            return
-        before = progress.place.done
-        end = None if epochs is None else base + epochs
-        yield from self._hand_out(source, end, end, options, token)
-        if self._step.state is StepState.IDLE and not (options.ahead and progress.place.held):
-            self._end(progress.place.done != before)
+
+        def begin() -> _Bounds | None:
+            token, passed = self._begin("batches", name, epochs)
+            assert self._number is not None
+            if passed:
+                self._ask(token)
+                self._end(False)
+                return None
+            before = progress.place.done
+            end = None if epochs is None else progress.loops[self._number].base + epochs
+            return _Bounds(token, end, end, lambda: self._end(progress.place.done != before))
+
+        return self._hand_out(source, options, begin)
 
     def epochs(self, source: Source, n: int | None, options: Options, name: str) -> Iterator[Epoch]:
         """See `Run.epochs`."""
@@ -407,7 +419,8 @@ class Loops:
             self._epoch = epoch
             gave = True
             end = None if n is None else base + n
-            iterate = partial(self._iterate, source, epoch, end, options, token)
+            begin = partial(self._begin_epoch, source, epoch, end, token)
+            iterate = partial(self._hand_out, source, options, begin)
             yield Epoch.of(epoch - base, iterate, partial(_length, source, options))
         self._end(gave)
 
@@ -416,7 +429,7 @@ class Loops:
         if self._token is not token:
             self._refuse_token()
         step = self._step
-        if step.state is not StepState.IDLE:
+        if step.state is not IDLE:
             if step.kind is Kind.HEAD and not step.stopping:
                 raise TransactionError(
                     f"epoch {self._epoch} was not iterated: write `for batch in epoch:`"
@@ -439,15 +452,12 @@ class Loops:
         """Where that epoch begins, from where the run is in its data."""
         return Position(data_epoch, state=source.state_of(self._progress.place.done))
 
-    def _iterate(
-        self, source: Source, epoch: int, end: int | None, options: Options, token: object
-    ) -> Iterator[Any]:
-        """The batches of an epoch that `epochs` has handed out."""
+    def _begin_epoch(self, source: Source, epoch: int, end: int | None, token: object) -> _Bounds:
+        """An epoch that `epochs` has handed out is iterated."""
         steps, step, progress = self._steps, self._step, self._progress
         if self._token is not token:
             self._refuse_token()
-        in_head = step.state is not StepState.IDLE and step.kind is Kind.HEAD
-        if not in_head or progress.over != epoch:
+        if step.state is IDLE or step.kind is not Kind.HEAD or progress.over != epoch:
             raise RuntimeError("an epoch is iterated once, before the next one is asked for")
         if progress.head == epoch + 1:
             steps.go_back()
@@ -460,23 +470,17 @@ class Loops:
             steps.end(commit=stopping or not self._looked)
         self._looked = True
         self._within = within = object()
-        yield from self._hand_out(source, epoch + 1, end, options, token, within)
-        if step.state is StepState.IDLE and not (options.ahead and progress.place.held):
-            steps.begin(Kind.TAIL)
+        return _Bounds(token, epoch + 1, end, partial(steps.begin, Kind.TAIL), within)
 
     # ---- batches
 
     def _hand_out(
-        self,
-        source: Source,
-        epochs: int | None,
-        end: int | None,
-        options: Options,
-        token: object,
-        within: object | None = None,
+        self, source: Source, options: Options, begin: Callable[[], _Bounds | None]
     ) -> Iterator[Any]:
-        """Batches up to that data epoch. end: the data epoch with which the loop ends; within:
-        stands for the epoch, of `run.epochs`."""
+        """Batches. begin: called when the first one is asked for. None: there are none."""
+        if (bounds := begin()) is None:
+            return
+        token, epochs, end, over, within = bounds
         steps, step, progress = self._steps, self._step, self._progress
         place, ahead, every = progress.place, options.ahead or 0, options.every
         transfer = Transfer(options.device) if options.device is not None else None
@@ -489,9 +493,8 @@ class Loops:
                 f"every={every} has to know which batch is the last of an epoch, and the loader "
                 "does not say how many there are: give it a length"
             )
-        restored = progress.restored
         cursor = Cursor(source, place.done, lambda: steps.expect(end, source))
-        asked = 0
+        asked, kind, restored = 0, Kind.BATCH, progress.restored
         self.last_in_step = True
         fetched: list[Any] | None = None
         while True:
@@ -507,7 +510,7 @@ class Loops:
                 self._ask(token, behind if within is not None else None)
             elif ahead:
                 self._check_held(token, ahead)
-            elif self.last_in_step or step.state is not StepState.OPEN:
+            elif self.last_in_step or step.state is not OPEN:
                 self._again = False
                 steps.ask()
             else:
@@ -520,8 +523,7 @@ class Loops:
                 fetched = None
             if progress.stopped:
                 break
-            given = fetched or self._load(cursor, epochs, options, transfer)
-            fetched = None
+            given, fetched = fetched or self._load(cursor, epochs, options, transfer), None
             if given is None:
                 break
             if transfer is not None:
@@ -530,18 +532,19 @@ class Loops:
                     fetched = self._load(cursor, place.done.data_epoch + 1, options, transfer)
                 given = [transfer.finish(given.pop())]
             if every > 1:
-                done = place.done
-                self.last_in_step = done.batch % every == 0 or _is_last(done, length)
-            if not ahead and step.state is StepState.IDLE:
-                steps.begin(Kind.BATCH)
+                self.last_in_step = place.done.batch % every == 0 or _is_last(place.done, length)
+            if not ahead and step.state is IDLE:
+                steps.begin(kind)
             yield given.pop()  # the program alone says how long it lives
-        if not self.last_in_step and step.state is StepState.OPEN:
+        if not self.last_in_step and step.state is OPEN:
             raise RuntimeError(
                 f"the loader has given fewer batches than its length says, {length}, so that "
                 "run.last_in_step was not told: correct its length"
             )
         if not progress.stopped:
             place.end(cursor.behind)
+        if step.state is IDLE and not (ahead and place.held):
+            over()
 
     def _load(
         self, cursor: Cursor, epochs: int | None, options: Options, transfer: Transfer | None
@@ -572,7 +575,7 @@ class Loops:
         tell while finished steps are pending, which what is written since then is mixed with."""
         steps, step, progress = self._steps, self._step, self._progress
         if (
-            step.state is not StepState.OPEN
+            step.state is not OPEN
             or step.used
             or step.stopping
             or step.values
@@ -609,7 +612,7 @@ class Loops:
         """See `Run.next_step`."""
         steps, step, progress = self._steps, self._step, self._progress
         steps.require()
-        if step.state is not StepState.IDLE and (step.within or step.kind is not Kind.HAND):
+        if step.state is not IDLE and (step.within or step.kind is not Kind.HAND):
             self._check_left()
         held = self._holds and progress.place.held > 0
         goes_on = self._token is not None and not self._again and self._number is not None
@@ -633,7 +636,7 @@ class Loops:
     def check_commit(self) -> None:
         """Raises: TransactionError: it is not known whether the epoch's tail has begun."""
         step, progress = self._step, self._progress
-        behind = step.state is not StepState.IDLE and step.kind is Kind.HAND and not step.within
+        behind = step.state is not IDLE and step.kind is Kind.HAND and not step.within
         of_epoch = self._holds and self._within is not None
         if behind and of_epoch and progress.place.done.data_epoch > progress.over:
             raise TransactionError(

@@ -70,8 +70,7 @@ class Progress:
         stopped: `run.stop()` has ended the run, until it is asked for more.
         loops: that were begun, in any life.
         bases: `LoopRecord.base` of named loops that were forgotten, by kind and name.
-        stale: the store was rolled back, and what Python holds is not yet.
-        rollbacks: of the store, that Python has followed.
+        agreed: the store's `rollbacks` that Python has followed; -1: it has to follow first.
         restored: how often Python followed the store; a loop over the data sees by it.
     """
 
@@ -85,7 +84,6 @@ class Progress:
         self.count: int = 0
         self.stopped: bool = False
         self.loops: list[LoopRecord] = []
-        self.stale = False
         self.restored: int = 0
         self._counts: dict[str, int] = {}  # of loops of run.steps, by name
         self.bases: dict[str, int] = {}
@@ -99,7 +97,7 @@ class Progress:
         self._handle = store._core.pool.handle
         self._committed = 0
         self._seen_epoch = store.epoch  # the store's, when _committed was last brought up to date
-        self.rollbacks: int = store.rollbacks
+        self.agreed: int = store.rollbacks
 
     @classmethod
     def create(cls, store: Store, name: str) -> Progress:
@@ -131,12 +129,6 @@ class Progress:
         self.settle()
         return self._committed
 
-    @property
-    def followed(self) -> bool:
-        """Whether Python has followed every roll back of the store."""
-        core = self._store._core
-        return core.pool.rollbacks() + core.moves == self.rollbacks
-
     def settle(self) -> None:
         """Notices a commit, whoever made it and whatever interrupted what followed: the store says
         what it holds."""
@@ -155,6 +147,8 @@ class Progress:
 
     def capture(self, finished: int) -> None:
         """Pending until the next commit."""
+        if self._handle.epoch() != self._seen_epoch:
+            self.settle()  # now: afterwards the store's memory has more than its last commit
         done = self.place.done
         _FOUR.pack_into(self._raw, 0, finished, done.data_epoch, done.batch, 0)
         scopes = self.over, self.head, self.count, self.stopped
@@ -232,7 +226,6 @@ class Progress:
         self.place.restore(Position(data_epoch, batch))
         self.finished = self._committed = step
         self._seen_epoch = self._store.epoch
-        self.rollbacks = self._store.rollbacks
         self.restored += 1
 
 

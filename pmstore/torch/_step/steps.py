@@ -24,7 +24,16 @@ from pmstore.torch._step.log import Log
 from pmstore.torch._step.others import Others
 from pmstore.torch._step.progress import Progress, RunState
 from pmstore.torch._step.schedule import Schedule
-from pmstore.torch._step.state import BeforeForward, Event, Kind, OpenStep, StepState
+from pmstore.torch._step.state import (
+    ENDED,
+    IDLE,
+    MARKED,
+    OPEN,
+    BeforeForward,
+    Event,
+    Kind,
+    OpenStep,
+)
 from pmstore.torch.errors import AttachError, RolledBackError, UnfinishedStepError, records
 from pmstore.torch.parts import Pieces
 
@@ -85,6 +94,7 @@ class Steps:
         self.unsaved: bool = False
         self._guards = store._guards
         self._handle = store._core.pool.handle
+        self._rollbacks = self._handle.rollbacks
         self._handles: list[Any] = []
         self._optimizer: Any = next(iter(optimizers), None)
 
@@ -101,7 +111,6 @@ class Steps:
         else:
             for binding in self.pieces.bindings:
                 binding.bind()
-            self.progress.settle()
             self.pieces.placement.note()
         self.caught_up = not self.progress.loops
         self._rates = self._rates_now()
@@ -132,13 +141,13 @@ class Steps:
 
     def detach(self) -> None:
         if self.attached and not self.rolled_back:
-            if self.step.state is StepState.MARKED or self.step.state is StepState.ENDED:
+            if self.step.state is MARKED or self.step.state is ENDED:
                 self.went_on()
                 self.end(commit=True)
-            elif self.step.state is StepState.IDLE and self.unsaved:
+            elif self.step.state is IDLE and self.unsaved:
                 self.end(commit=True)
             self._land()
-        used = self.step.used and self.step.state is not StepState.IDLE
+        used = self.step.used and self.step.state is not IDLE
         if self.attached and self.pieces.placement.in_store and used:
             self.progress.begin_update([])  # half a step stays in the tensors: the store says so
         self.schedule.close()
@@ -146,7 +155,7 @@ class Steps:
             handle.remove()
         self._handles.clear()
         self.pieces.release()
-        self.detached = True
+        self.detached, self.progress.agreed = True, -1
         self._guards.let_go(self)
         self._end_all()
 
@@ -171,8 +180,9 @@ class Steps:
 
         Raises: SystemExit: with status 0; all is committed. TransactionError; what a commit raises.
         """
-        self.require()
-        if commit or self.step.state is not StepState.IDLE:
+        if self._rollbacks() != self.progress.agreed:
+            self.require()
+        if commit or self.step.state is not IDLE:
             self.end(commit=commit)
         if self.schedule.guarded and self.schedule.told:
             self._leave()
@@ -181,15 +191,15 @@ class Steps:
         """The open step ends, if one is, and the policy says whether to commit; commit: it does in
         any case."""
         step = self.step
-        if step.state is not StepState.IDLE:
+        if step.state is not IDLE:
             if step.thread != get_ident() or step.task is not None:
                 step.check_caller()
             if step.updating:
                 step.check_whole()
-        if commit or step.state is StepState.OPEN or step.state is StepState.MARKED:
+        if commit or step.state is OPEN or step.state is MARKED:
             end = self._finish if self.job is None else self._meet
             end(commit)
-        step.state = StepState.IDLE
+        step.state = IDLE
         step.within = False
 
     def boundary(self) -> None:
@@ -213,12 +223,12 @@ class Steps:
         """See `Run.commit`."""
         self.require()
         step = self.step
-        if step.kind is Kind.HEAD and step.state is not StepState.IDLE:
+        if step.kind is Kind.HEAD and step.state is not IDLE:
             raise TransactionError(
                 "run.commit() in the head of an epoch: what stands there is committed with its "
                 "first batch"
             )
-        if step.state is StepState.OPEN or step.state is StepState.MARKED:
+        if step.state is OPEN or step.state is MARKED:
             step.check_caller()
             step.check_whole()
             apart = step.kind is Kind.HAND and not step.within  # its block was left
@@ -234,10 +244,10 @@ class Steps:
                 self._guards.let_go(self)
             return
         self._land()
-        if step.state is StepState.IDLE:
+        if step.state is IDLE:
             self._note_changes()
         if self.store.written():
-            if step.state is StepState.ENDED:
+            if step.state is ENDED:
                 raise TransactionError(
                     "run.commit(): this step was ended by run.commit(), and what was written "
                     "since then goes with the next one"
@@ -265,7 +275,7 @@ class Steps:
             self.pending.join()  # then it gets its ticket
         with self.job.turn(commit=commit) as meeting:
             step = self.step
-            of_step = step.state is StepState.OPEN or step.state is StepState.MARKED
+            of_step = step.state is OPEN or step.state is MARKED
             self.schedule.prepare(meeting, of_step and step.kind.counted)
             self._finish(commit, meeting)
 
@@ -276,9 +286,9 @@ class Steps:
         landed = self.pending is not None and self._land()
         progress, step, schedule = self.progress, self.step, self.schedule
         counted = False
-        if step.state is StepState.OPEN or step.state is StepState.MARKED:
+        if step.state is OPEN or step.state is MARKED:
             counted = step.kind.counted
-            if step.kind is Kind.TAIL:
+            if not counted and step.kind is Kind.TAIL:
                 progress.over = progress.head
         before, values = progress.finished, step.values
         if self.at_end and self.job is None:
@@ -305,7 +315,7 @@ class Steps:
         except BaseException:
             progress.settle()
             if counted and progress.committed > before:  # interrupted behind the commit
-                step.state = StepState.ENDED
+                step.state = ENDED
                 step.values = {}
             else:
                 progress.finished = before
@@ -318,8 +328,8 @@ class Steps:
         if values:
             step.values = {}
         if committed:
-            if step.state is not StepState.IDLE:  # whatever a tier, or a logger, raises now
-                step.state = StepState.ENDED
+            if step.state is not IDLE:  # whatever a tier, or a logger, raises now
+                step.state = ENDED
             self._committed(began)
 
     def tell_unused(self) -> None:
@@ -348,7 +358,6 @@ class Steps:
         """All finished steps are, or will be as soon as the commit under way is over. began: when
         that was."""
         progress, under_way = self.progress, self.pending is not None
-        progress.settle()
         self.counts["commits"] += 1
         self.loss = self.given
         self.course.committed(began, self.schedule.decision, progress.finished, under_way)
@@ -403,7 +412,7 @@ class Steps:
 
     @property
     def _open_kind(self) -> Kind | None:
-        return None if self.step.state is StepState.IDLE else self.step.kind
+        return None if self.step.state is IDLE else self.step.kind
 
     def _check_way(self, kind: Kind | None, pending: bool) -> None:
         if told := self.went_back_to(kind, pending):
@@ -430,7 +439,7 @@ class Steps:
         self.step.stopping = False
         self.at_end.clear()
         # until both sides agree: an interrupt in between is made good by the next call
-        self.progress.stale = True
+        self.progress.agreed = -1
         self.store.rollback()
         if self.job is not None:
             self.job.rolled_back()
@@ -453,7 +462,7 @@ class Steps:
             # would not count.
             self.progress.touch()
             self.go_back()
-            self.progress.stale = True
+            self.progress.agreed = -1
             try:
                 change()
             finally:
@@ -488,7 +497,8 @@ class Steps:
     ) -> None:
         if self._handle.closed:
             return
-        self.require()
+        if self._rollbacks() != self.progress.agreed:
+            self.require()
         self.step.update()
         if self.job is not None:
             if self.pieces.loader is None:
@@ -521,7 +531,7 @@ class Steps:
     def half(self) -> str:
         if self.rolled_back:
             return ""
-        if self.step.state is not StepState.IDLE:
+        if self.step.state is not IDLE:
             return (
                 f"a step of the run {self.name!r} is open, and only the run commits it: "
                 "run.commit() ends it here and now, the next batch ends it by itself, "
@@ -554,7 +564,7 @@ class Steps:
         step = self.step
         if self.rolled_back:
             return False
-        if step.state is StepState.IDLE:
+        if step.state is IDLE:
             if why := self.half():
                 if self.job is not None:
                     self.job.leave(half=True)
@@ -575,7 +585,7 @@ class Steps:
                 self.log.tell()
                 self.log.capture()
             return False
-        if step.state is StepState.OPEN:
+        if step.state is OPEN:
             if self.job is not None:
                 self.job.leave(half=True)
             raise UnfinishedStepError(
@@ -599,7 +609,7 @@ class Steps:
         progress, lost = self.progress, []
         if steps := progress.finished - progress.committed:
             lost.append(words(steps, "finished step"))
-        if self.step.state is not StepState.IDLE:
+        if self.step.state is not IDLE:
             lost.append("the step that was open")
         if lost:
             _log.warning(
@@ -629,7 +639,7 @@ class Steps:
     @property
     def rolled_back(self) -> bool:
         """Whether the store holds nothing of this run that is pending."""
-        return self.detached or self.progress.stale or not self.progress.followed
+        return self._rollbacks() != self.progress.agreed
 
     # ---- two sides that agree
 
@@ -638,17 +648,14 @@ class Steps:
 
         Raises: AttachError: detached; TransactionError: rolled back by other means.
         """
-        progress, core = self.progress, self.store._core
-        if not (self.detached or progress.stale) and (
-            core.pool.rollbacks() + core.moves == progress.rollbacks
-        ):
+        if self._rollbacks() == self.progress.agreed:
             return
         if self.detached:
             raise self._gone()
-        if progress.stale:
+        if self.progress.agreed < 0:
             self.store.rollback()
             self._restore()
-        elif not self.store.closed and not progress.followed:
+        elif not self.store.closed:
             raise TransactionError(
                 "the store was rolled back by other means than run.rollback(), so that what Python "
                 "holds (generators, scheduler, place in the data) is no longer what the store "
@@ -663,9 +670,9 @@ class Steps:
 
         Raises: CorruptStoreError.
         """
-        pieces, progress = self.pieces, self.progress
+        pieces, progress, rollbacks = self.pieces, self.progress, self._rollbacks()
         with records(self.store.path, self.name):
-            progress.stale = True
+            progress.agreed = -1
             self.pending = self.loss = self.given = None
             self.unsaved = False
             pieces.restore(opened=opened)
@@ -677,7 +684,6 @@ class Steps:
             self.log.rolled_back()
             self.state.restore()
             self.heads.rolled_back()
-            if pieces.rng is not None:  # last: nothing above may draw a number afterwards
-                pieces.rng.restore()
+            pieces.rng.restore()  # last: nothing above may draw a number afterwards
             pieces.placement.note()
-            progress.stale = False
+            progress.agreed = rollbacks

@@ -1,0 +1,31 @@
+"""Whether something is as it was at the last look: questions, asked all at once in C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any
+
+from pmstore.engine._binding import Watch
+
+SAME, VALUES, OTHERS = range(3)
+"""What `Watch.look` says: nothing has changed; constants are others; more has changed, perhaps."""
+
+
+Question = tuple[Callable[..., Any], tuple[Any, ...], Any]
+"""A function, its arguments, and what it answered: an object, or bytes."""
+
+
+def asking(questions: list[Question]) -> Watch:
+    """Whether all are answered as they were."""
+    return Watch([], [], [], 0, questions)
+
+
+def still(one: Any, attribute: str, value: Any) -> Question:
+    """Whether an attribute of it is this object."""
+    return attrgetter(attribute), (one,), value
+
+
+def all_of(watches: Iterable[Watch]) -> list[Question]:
+    """Whether all is as each of them has seen it."""
+    return [(one.look, (), SAME) for one in watches]
