@@ -11,6 +11,7 @@
 #include "commit/unlock.h"
 #include "live/server.h"
 #include "seam/holder.h"
+#include "seam/spill.h"
 
 static struct pms_pool *pool_of(struct pms_watched *w)
 {
@@ -28,14 +29,24 @@ static struct pms_readers *readers_of(struct pms_watched *w)
 
 static void prepare(struct pms_watched *w)
 {
-    if (readers_of(w))
-        pms_readers_before_fork(readers_of(w), &pool_of(w)->map);
+    struct pms_pool *pool = pool_of(w);
+    if (!readers_of(w))
+        return;
+    pms_undo_lock(&pool->undo);
+    pms_spill_before_fork(&pool->map);
+    pms_undo_unlock(&pool->undo);
+    pms_readers_before_fork(readers_of(w), &pool->map);
 }
 
 static void resume(struct pms_watched *w)
 {
-    if (readers_of(w))
-        pms_readers_after_fork(readers_of(w));
+    struct pms_pool *pool = pool_of(w);
+    if (!readers_of(w))
+        return;
+    pms_readers_after_fork(readers_of(w));
+    pms_undo_lock(&pool->undo);
+    pms_spill_after_fork(&pool->map);
+    pms_undo_unlock(&pool->undo);
 }
 
 static void disown(struct pms_watched *w, bool prepared)
@@ -44,7 +55,8 @@ static void disown(struct pms_watched *w, bool prepared)
     bool of_file = pool->journal != NULL, readable = true;
     mprotect(pool->map.user, pool->map.bytes, PROT_READ);
     if (of_file)
-        readable = prepared && readers_of(w) && pms_readers_in_child(readers_of(w), &pool->map);
+        readable = prepared && readers_of(w) && !pool->map.spill.shown &&
+                   pms_readers_in_child(readers_of(w), &pool->map);
     if (!readable) {
         atomic_store(&w->unreadable, 1);
         mprotect(pool->map.user, pool->map.bytes, PROT_NONE);

@@ -27,12 +27,14 @@
 #define PMS_COMMIT_RELIEF_H
 
 #include "commit/pool_state.h"
+#include "seam/spill.h"
 
 /* REQUIRES: the operation lock; a commit has just succeeded. */
 void pms_relief_look(struct pms_pool *pool);
 static inline void pms_relief_after_commit(struct pms_pool *pool)
 {
-    if (pool->journal && pms_journal_written(pool->journal) >= pool->relief.look_at)
+    if (pool->journal && (pms_journal_written(pool->journal) >= pool->relief.look_at ||
+                          pms_spill_bytes(&pool->map) > pool->relief.spilled))
         pms_relief_look(pool);
 }
 
