@@ -154,7 +154,7 @@ int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, en
     memset(m, 0, sizeof *m);
     pms_mappings_read_limit();
     m->fd = fd;
-    m->spill.fd = m->spill.folder = -1;
+    m->spill.fd = m->spill.log_fd = m->spill.folder = -1;
     m->persist = persist;
     m->shared = how != PMS_MAP_PRIVATE;
     m->sync = how == PMS_MAP_SYNC;

@@ -24,7 +24,7 @@ struct pms_footer;
 /* Where pages lie that there is no memory for: spill.h. Under the log lock, where it is not atomic.
  */
 struct pms_spill {
-    int fd, folder;         /* -1: none */
+    int fd, log_fd, folder; /* of pages, of memory; -1: none */
     _Atomic bool on;        /* pages may go there */
     bool forking;           /* but not now */
     bool shown;             /* to the child of the last fork: what is stored after it */

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "seam/bits.h"
@@ -32,12 +33,17 @@ void pms_spill_begin(struct pms_map *m)
     atomic_store(&s->on, s->folder >= 0);
 }
 
+static void drop(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
 void pms_spill_forget(struct pms_map *m)
 {
-    if (m->spill.fd >= 0)
-        close(m->spill.fd);
-    m->spill.fd = -1;
-    m->spill.unsent = 0;
+    drop(&m->spill.fd);
+    drop(&m->spill.log_fd);
 }
 
 void pms_spill_end(struct pms_map *m)
@@ -45,30 +51,50 @@ void pms_spill_end(struct pms_map *m)
     if (!atomic_exchange(&m->spill.on, false))
         return;
     pms_spill_forget(m);
-    close(m->spill.folder);
-    m->spill.folder = -1;
+    drop(&m->spill.folder);
 }
 
 /* Room on the disk first: what cannot be written later would end the process. */
-static bool reach(struct pms_map *m, uint64_t off, uint64_t bytes)
+static bool reach(struct pms_map *m, int *fd, uint64_t off, uint64_t bytes)
 {
     struct pms_spill *s = &m->spill;
     if (!atomic_load(&s->on) || s->forking)
         return false;
-    if (s->fd < 0)
-        s->fd = openat(s->folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    return s->fd >= 0 && pms_persist_reserve(m->persist, s->fd, off, bytes) == 0;
+    if (*fd < 0)
+        *fd = openat(s->folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    return *fd >= 0 && pms_persist_reserve(m->persist, *fd, off, bytes) == 0;
 }
 
-/* Starts writing what waits, and waits for what was started before: memory that is not on the disk
- * cannot be given up. */
-static void send(struct pms_spill *s, uint64_t bytes)
+/* Memory that is not on the disk yet cannot be given up by the system: so it is not left to wait
+ * for long. */
+static void send(struct pms_map *m, uint64_t bytes)
 {
+    struct pms_spill *s = &m->spill;
     s->unsent += bytes;
     if (s->unsent < pms_memory_share() / SEND_SHARE)
         return;
-    (void)sync_file_range(s->fd, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE);
     s->unsent = 0;
+    if (s->fd >= 0)
+        (void)pms_persist_send(m->persist, s->fd, true, false);
+    if (s->log_fd >= 0)
+        (void)pms_persist_send(m->persist, s->log_fd, true, false);
+}
+
+bool pms_spill_is_whole(struct pms_map *m)
+{
+    const struct pms_spill *s = &m->spill;
+    bool pages = s->fd < 0 || pms_persist_send(m->persist, s->fd, false, false),
+         log = s->log_fd < 0 || pms_persist_send(m->persist, s->log_fd, false, false);
+    return pages && log;
+}
+
+/* The system call itself: pages come to lie elsewhere while others read them, or even store to
+ * them, and show the same bytes. A sanitizer takes mmap for a store. Returns errno. */
+static int lay(unsigned char *at, uint64_t bytes, int protection, int flags, int fd, uint64_t off)
+{
+    return syscall(SYS_mmap, at, (size_t)bytes, protection, flags | MAP_FIXED, fd, (off_t)off) < 0
+               ? errno
+               : 0;
 }
 
 /* ---- going there ---- */
@@ -96,27 +122,26 @@ static void count(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
 bool pms_spill_pages(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     /* nobody can have stored there: nothing is lost. Of pages that are locked in memory an error */
-    if (madvise(m->user + off, (size_t)bytes, MADV_DONTNEED) != 0 || !reach(m, off, bytes))
+    if (madvise(m->user + off, (size_t)bytes, MADV_DONTNEED) != 0 ||
+        !reach(m, &m->spill.fd, off, bytes))
         return false;
     int fd = m->spill.fd;
     /* what the file has they show; through its own view they are read without a place for each */
     int err = pms_persist_pwrite(m->persist, fd, m->home + off, (size_t)bytes, off);
     (void)madvise(m->home + off, (size_t)bytes, MADV_DONTNEED);
-    if (err || mmap(m->user + off, (size_t)bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd,
-                    (off_t)off) == MAP_FAILED)
+    if (err || lay(m->user + off, bytes, PROT_READ, MAP_SHARED, fd, off) != 0)
         return false;
     count(m, off, bytes, true);
-    send(&m->spill, bytes);
+    send(m, bytes);
     return true;
 }
 
 bool pms_spill_memory(struct pms_map *m, unsigned char *base, uint64_t off, uint64_t bytes)
 {
-    if (!reach(m, off, bytes) ||
-        mmap(base + off, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->spill.fd,
-             (off_t)off) == MAP_FAILED)
+    if (!reach(m, &m->spill.log_fd, off, bytes) ||
+        lay(base + off, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, m->spill.log_fd, off) != 0)
         return false;
-    send(&m->spill, bytes);
+    send(m, bytes);
     return true;
 }
 
@@ -124,11 +149,10 @@ bool pms_spill_memory(struct pms_map *m, unsigned char *base, uint64_t off, uint
 
 int pms_spill_back(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
-    if (mmap(m->user + off, (size_t)bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED,
-             m->fd, (off_t)off) == MAP_FAILED)
-        return errno;
-    count(m, off, bytes, false);
-    return 0;
+    int err = lay(m->user + off, bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE, m->fd, off);
+    if (!err)
+        count(m, off, bytes, false);
+    return err;
 }
 
 /* Pages from `page` on that lie there, are not private yet, and are protected alike. */
@@ -140,7 +164,8 @@ static uint64_t run_end(const struct pms_map *m, uint64_t page, uint64_t end)
     return pms_bits_next(m->writable, page, end, !writable);
 }
 
-/* What the one mapping shows the other does, too: so others may store there meanwhile. */
+/* What the one mapping shows the other does, too: so others may store there meanwhile. What was
+ * stored before is on the disk then, and nothing is written there any more: nobody will ask. */
 int pms_spill_freeze(struct pms_map *m)
 {
     uint64_t end = m->bytes / PMS_PAGE, next;
@@ -153,13 +178,16 @@ int pms_spill_freeze(struct pms_map *m)
             continue;
         next = run_end(m, page, end);
         uint64_t off = page * PMS_PAGE, bytes = (next - page) * PMS_PAGE;
-        int protection = PROT_READ | (pms_bits_has(m->writable, page) ? PROT_WRITE : 0);
-        if (mmap(m->user + off, (size_t)bytes, protection, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED,
-                 m->spill.fd, (off_t)off) == MAP_FAILED)
-            return errno;
+        int protection = PROT_READ | (pms_bits_has(m->writable, page) ? PROT_WRITE : 0),
+            err = lay(m->user + off, bytes, protection, MAP_PRIVATE | MAP_NORESERVE, m->spill.fd,
+                      off);
+        if (err)
+            return err;
         pms_bits_set(m->frozen, off, bytes, true);
     }
-    pms_spill_forget(m);
+    if (m->spill.fd >= 0)
+        (void)pms_persist_send(m->persist, m->spill.fd, true, true);
+    drop(&m->spill.fd);
     return 0;
 }
 

@@ -45,7 +45,7 @@ bool pms_spill_memory(struct pms_map *m, unsigned char *base, uint64_t off, uint
  * Returns 0 or errno: nothing has changed. */
 int pms_spill_back(struct pms_map *m, uint64_t off, uint64_t bytes);
 
-/* Pages that lie there become private, and the file without a name is left to them. Returns 0 or
+/* Pages that lie there become private, and their file without a name is left to them. Returns 0 or
  * errno: some still are not. */
 int pms_spill_freeze(struct pms_map *m);
 
@@ -54,7 +54,11 @@ int pms_spill_freeze(struct pms_map *m);
 void pms_spill_before_fork(struct pms_map *m);
 void pms_spill_after_fork(struct pms_map *m);
 
-/* The file without a name is left to what is mapped from it, if anything is. */
+/* Whether what lies there is what was stored: else the disk has lost some of it, and nothing more
+ * is committed (failed_syncs). What is read there after this was asked is not meant. */
+bool pms_spill_is_whole(struct pms_map *m);
+
+/* Files without a name are left to what is mapped from them, if anything is. */
 void pms_spill_forget(struct pms_map *m);
 
 static inline uint64_t pms_spill_bytes(const struct pms_map *m)

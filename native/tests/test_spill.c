@@ -414,13 +414,17 @@ static void few_mappings(void)
 
 static _Atomic int fails; /* errno of the disk for all but the store's file */
 static _Atomic int store_fails;
+static _Atomic int loses; /* errno, as it is asked whether the disk has what lies in the spill */
 static _Atomic int writes_left; /* before it does */
 
 static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     (void)addr;
     (void)bytes;
-    bool writes = primitive == PMS_PRIM_PWRITE, allocates = primitive == PMS_PRIM_ALLOCATE;
+    bool writes = primitive == PMS_PRIM_PWRITE, allocates = primitive == PMS_PRIM_ALLOCATE,
+         syncs = primitive == PMS_PRIM_SYNC;
+    if (syncs && pms_persist_hook_fd == pool->map.spill.fd)
+        return atomic_load(&loses);
     if (!writes && !allocates)
         return 0;
     if (pms_persist_hook_fd == pool->map.spill.fd)
@@ -471,6 +475,41 @@ static void a_commit_that_fails(void)
     atomic_store(&store_fails, 0);
     CHECK(ok(pms_commit(pool, &e)) && all_are(6));
     expect_after_close(6);
+}
+
+/* The disk could not write what memory was given up for: it is noticed before anything counts. At
+ * the commit, as more goes there, and at a fork. */
+static void a_disk_that_loses_it(void)
+{
+    fill_store(0);
+    for (int when = 0; when < 3; when++) {
+        write_all(40);
+        CHECK(spilled() > 0);
+        atomic_store(&loses, EIO);
+        atomic_store(&pms_persist_hook, hook);
+        if (when == 1) {
+            CHECK(ok(pms_rollback(pool, &e)));
+            write_all(50);
+        } else if (when == 2) {
+            pid_t child = fork();
+            if (child == 0)
+                _exit(0);
+            CHECK(waitpid(child, NULL, 0) == child);
+        }
+        if (when)
+            atomic_store(&loses, 0);
+        int status = pms_commit(pool, &e);
+        CHECK(status == (when ? PMS_E_READONLY : PMS_E_OS));
+        atomic_store(&loses, 0);
+        CHECK(pms_commit(pool, &e) == PMS_E_READONLY);
+        atomic_store(&pms_persist_hook, NULL);
+        (void)pms_pool_close(pool, 0, &e);
+        pms_pool_release(pool);
+        open_again(0);
+        CHECK(all_are(0));
+    }
+    check_store();
+    close_store(0);
 }
 
 static int entries_of_folder(void)
@@ -825,6 +864,7 @@ int main(void)
     TEST(few_mappings);
     TEST(a_full_disk);
     TEST(a_commit_that_fails);
+    TEST(a_disk_that_loses_it);
     TEST(deaths);
     TEST(deaths_in_a_commit);
     TEST(fork_children_see_their_state);
