@@ -13,7 +13,8 @@
 #include "seam/mappings.h"
 #include "seam/memory.h"
 
-#define SEND_SHARE 16u /* of the share: so much may wait to be written to the disk */
+#define MORE_SHARE 4u  /* one part in so many of the share, beyond it: then pages go there */
+#define SEND_SHARE 16u /* likewise: so much may wait to be written to the disk */
 
 /* ---- the file ---- */
 
@@ -105,7 +106,7 @@ bool pms_spill_wanted(struct pms_map *m, uint64_t beside, uint64_t bytes)
     if (!atomic_load(&m->spill.on) || share == UINT64_MAX || pms_mappings_reach())
         return false;
     pms_map_tell(m);
-    return pms_memory_own() + beside + bytes > share + share / 2;
+    return pms_memory_own() + beside + bytes > share + share / MORE_SHARE;
 }
 
 static void count(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)

@@ -30,7 +30,7 @@ void pms_spill_end(struct pms_map *m);
 
 /* All of these: REQUIRES the log lock. Async-signal-safe. */
 
-/* Whether so many bytes more would be more than three quarters of memory, those `beside` the
+/* Whether so many bytes more would be more than five eighths of memory, those `beside` the
  * pages of stores counted, and may go there. */
 bool pms_spill_wanted(struct pms_map *m, uint64_t beside, uint64_t bytes);
 
