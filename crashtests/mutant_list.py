@@ -559,9 +559,9 @@ SPILL = ("test_spill",)
 
 # What a transaction takes beyond memory lies in a file without a name, which no crash shows.
 _SPILL = [
-    Mutant("spill_never", "seam/spill.c", "bytes > share + share / MORE_SHARE;", "bytes > UINT64_MAX - share;",
+    Mutant("spill_never", "seam/map.c", "bytes > share + share / MORE_SHARE;", "bytes > UINT64_MAX - share;",
            "all that is captured stays in memory", FILE, native=SPILL),
-    Mutant("spill_log_stays", "log/entries.c", "    if (i && pms_spill_wanted(", "    if (!i && pms_spill_wanted(",
+    Mutant("spill_log_stays", "log/entries.c", "    if (i && pms_map_is_short(", "    if (!i && pms_map_is_short(",
            "the log stays in memory", FILE, native=SPILL),
     Mutant("spill_narrow", "commit/capture.c", "        reach = SPILL_REACH;", "        (void)0;",
            "what is written here and there is captured in pieces too small for the spill", FILE, native=SPILL),

@@ -115,7 +115,7 @@ static bool is_users_page(const struct pms_capture *c, uint64_t off)
 /* Whether so much more does not go into memory, but into the spill. */
 static bool is_short(const struct pms_capture *c, uint64_t bytes)
 {
-    return pms_spill_wanted(c->map, c->undo->log.memory_bytes, bytes);
+    return pms_map_is_short(c->map, c->undo->log.memory_bytes, bytes);
 }
 
 /* Where mappings are scarce (mappings.h) a span grows on both sides up to what is writable

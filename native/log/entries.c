@@ -62,7 +62,7 @@ static void take_memory(struct pms_undo *u, uint64_t at, uint64_t bytes)
     const struct pms_log_extent *lies = &l->spilled[i];
     if (at >= lies->off && at + bytes <= lies->off + lies->bytes)
         return;
-    if (i && pms_spill_wanted(u->map, l->memory_bytes, bytes))
+    if (i && pms_map_is_short(u->map, l->memory_bytes, bytes))
         spill_ahead(u, at, bytes);
     uint64_t to = at + bytes - l->extent[i].off;
     if (to > l->used[i] && !(at >= lies->off && at < lies->off + lies->bytes))

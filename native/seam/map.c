@@ -36,6 +36,7 @@
 #define PARTED_APART 2          /* mappings that one of them makes */
 #define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
 #define COPY_PIECE (1u << 20)   /* of one core */
+#define MORE_SHARE 4u           /* a transaction may take one part in so many beyond the share */
 
 /* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file
  * is aligned in memory. */
@@ -362,6 +363,15 @@ static void tell(struct pms_map *m, int64_t bytes)
 
 void pms_map_tell(struct pms_map *m) { tell(m, (int64_t)pms_map_own_bytes(m)); }
 void pms_map_untell(struct pms_map *m) { tell(m, 0); }
+
+bool pms_map_is_short(struct pms_map *m, uint64_t beside, uint64_t bytes)
+{
+    uint64_t share = pms_memory_share();
+    if (!atomic_load(&m->spill.on) || share == UINT64_MAX || pms_mappings_reach())
+        return false;
+    pms_map_tell(m);
+    return pms_memory_own() + beside + bytes > share + share / MORE_SHARE;
+}
 
 bool pms_map_is_spilled(const struct pms_map *m, uint64_t page)
 {

@@ -120,6 +120,9 @@ uint64_t pms_map_own_bytes(const struct pms_map *m);
 /* Tells seam/memory.h; untell: none. Async-signal-safe. */
 void pms_map_tell(struct pms_map *m);
 void pms_map_untell(struct pms_map *m);
+/* Whether so many bytes more, with those `beside` the pages of stores, would be more than five
+ * eighths of memory, and may go to the spill. Async-signal-safe. */
+bool pms_map_is_short(struct pms_map *m, uint64_t beside, uint64_t bytes);
 bool pms_map_is_spilled(const struct pms_map *m, uint64_t page);
 
 /* Pages go astray, or are found again. REQUIRES: the log lock. */

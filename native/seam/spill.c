@@ -13,8 +13,7 @@
 #include "seam/mappings.h"
 #include "seam/memory.h"
 
-#define MORE_SHARE 4u  /* one part in so many of the share, beyond it: then pages go there */
-#define SEND_SHARE 16u /* likewise: so much may wait to be written to the disk */
+#define SEND_SHARE 16u /* one part in so many of the share may wait to be written to the disk */
 
 /* ---- the file ---- */
 
@@ -99,15 +98,6 @@ static int lay(unsigned char *at, uint64_t bytes, int protection, int flags, int
 }
 
 /* ---- going there ---- */
-
-bool pms_spill_wanted(struct pms_map *m, uint64_t beside, uint64_t bytes)
-{
-    uint64_t share = pms_memory_share();
-    if (!atomic_load(&m->spill.on) || share == UINT64_MAX || pms_mappings_reach())
-        return false;
-    pms_map_tell(m);
-    return pms_memory_own() + beside + bytes > share + share / MORE_SHARE;
-}
 
 static void count(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
 {

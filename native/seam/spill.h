@@ -1,11 +1,12 @@
 /* Domain file: what a transaction takes beyond the memory that there is.
  *
  * A page that was stored to is the process's own, and before its commit there is no place of the
- * store's that it could be written to. So where memory is short (wanted), pages that are about to
- * become the process's own are copied into a file that has no name, beside the store, at the same
- * offset, and are mapped from there, shared. They are the process's own like any others: captured,
- * protected, put back, committed. But the system writes them to that file and drops them from
- * memory as it needs to, and reads them when somebody looks. The log in memory goes the same way.
+ * store's that it could be written to. So where memory is short (pms_map_is_short), pages that are
+ * about to become the process's own are copied into a file that has no name, beside the store, at
+ * the same offset, and are mapped from there, shared. They are the process's own like any others:
+ * captured, protected, put back, committed. But the system writes them to that file and drops them
+ * from memory as it needs to, and reads them when somebody looks. The log in memory goes the same
+ * way.
  *
  * The store's file knows nothing of it: until the commit all is as ever, and the file without a
  * name ends with the process. Behind the commit the pages become the store's file's again
@@ -29,10 +30,6 @@ void pms_spill_begin(struct pms_map *m);
 void pms_spill_end(struct pms_map *m);
 
 /* All of these: REQUIRES the log lock. Async-signal-safe. */
-
-/* Whether so many bytes more would be more than five eighths of memory, those `beside` the
- * pages of stores counted, and may go there. */
-bool pms_spill_wanted(struct pms_map *m, uint64_t beside, uint64_t bytes);
 
 /* Moves pages there that are the file's: they show the same, and are protected. Next they become
  * writable. false: they are what they were. */
