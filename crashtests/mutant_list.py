@@ -573,7 +573,7 @@ _SPILL = [
            "pages that were given back still show the spill (I10)", FILE, native=SPILL),
     Mutant("spill_stays", "commit/relief.h", "pms_spill_bytes(&pool->map) > pool->relief.spilled", "pms_spill_bytes(&pool->map) > UINT64_MAX - 1",
            "what went to the spill stays there behind its commit", FILE, native=SPILL),
-    Mutant("spill_shown", "commit/fork.c", "    pms_spill_before_fork(&pool->map);", "    (void)pms_spill_before_fork;",
+    Mutant("spill_shown", "commit/fork.c", "        freeze(pool);", "        (void)freeze;",
            "a fork child sees what is stored to the spill after the fork", FILE, native=SPILL),
     Mutant("spill_one_file", "seam/spill.c", "    drop(&m->spill.fd);\n    return 0;", "    return 0;",
            "what goes to the spill after a fork overwrites what a child reads there", FILE, native=SPILL),

@@ -27,14 +27,22 @@ static struct pms_readers *readers_of(struct pms_watched *w)
                : pms_journal_readers(pool_of(w)->journal);
 }
 
+/* What lies in the spill is a child's own. */
+static void freeze(struct pms_pool *pool)
+{
+    pms_undo_lock(&pool->undo);
+    pool->map.spill.shown = pms_spill_freeze(&pool->map) != 0;
+    pms_undo_unlock(&pool->undo);
+}
+
 static void prepare(struct pms_watched *w)
 {
     struct pms_pool *pool = pool_of(w);
     if (!readers_of(w))
         return;
-    pms_undo_lock(&pool->undo);
     pms_spill_before_fork(&pool->map);
-    pms_undo_unlock(&pool->undo);
+    if (pms_spill_bytes(&pool->map))
+        freeze(pool);
     pms_readers_before_fork(readers_of(w), &pool->map);
 }
 
@@ -44,9 +52,7 @@ static void resume(struct pms_watched *w)
     if (!readers_of(w))
         return;
     pms_readers_after_fork(readers_of(w));
-    pms_undo_lock(&pool->undo);
     pms_spill_after_fork(&pool->map);
-    pms_undo_unlock(&pool->undo);
 }
 
 static void disown(struct pms_watched *w, bool prepared)
@@ -62,6 +68,7 @@ static void disown(struct pms_watched *w, bool prepared)
         mprotect(pool->map.user, pool->map.bytes, PROT_NONE);
     }
     atomic_store(&w->forked, 1);
+    pms_spill_after_fork_in_child(&pool->map);
     if (pool->map.shared)
         mprotect(pool->map.engine, pool->map.bytes, PROT_READ);
 }

@@ -7,6 +7,7 @@
 #include "seam/spill.h"
 
 #define LOOKS 16u         /* while as much is written as the share is */
+#define SPILLED 4u        /* one part in so many of the share may stay in the spill for a while */
 #define ROOM 8u           /* one part in so many of the share is made free at once */
 #define PIECE_PAGES 2048u /* given back while others wait for the log lock */
 #define BORN_PAGES 256u   /* likewise, written home before */
@@ -17,7 +18,8 @@ struct relief {
     struct pms_pool *pool;
     uint64_t homed;    /* the journal's */
     uint64_t need;     /* bytes */
-    uint64_t given;    /* bytes */
+    uint64_t given;    /* bytes that took memory, */
+    uint64_t back;     /* and that lay in the spill */
     unsigned youngest; /* kind of age: all that are older go; of these, as many as are needed */
 };
 
@@ -103,13 +105,13 @@ static void give_back_piece(struct relief *r, uint64_t page, uint64_t end)
         while (page < limit && pms_map_next_own(&pool->map, page, page + 1) == page &&
                pms_map_is_spilled(&pool->map, page) == spilled && goes(r, page) &&
                protect_engines(pool, page)) {
-            r->given += spilled ? 0 : PMS_PAGE;
+            *(spilled ? &r->back : &r->given) += PMS_PAGE;
             page++;
         }
         if (page == first)
             page++;
         else if (!pms_map_give_back(&pool->map, first * PMS_PAGE, (page - first) * PMS_PAGE))
-            r->given -= spilled ? 0 : (page - first) * PMS_PAGE;
+            *(spilled ? &r->back : &r->given) -= (page - first) * PMS_PAGE;
     }
 }
 
@@ -179,7 +181,7 @@ static void give(struct pms_pool *pool, enum pms_journal_ask ask, uint64_t need)
     struct relief r = {.pool = pool, .homed = pms_journal_homed(pool->journal, ask), .need = need};
     choose(&r);
     give_back(&r);
-    pool->relief.given += r.given;
+    pool->relief.given += r.given + r.back;
     pms_map_tell(&pool->map);
 }
 
@@ -189,16 +191,16 @@ static uint64_t too_much(uint64_t share) /* with some room */
     return own > most ? own - most : 0;
 }
 
-/* More lies in the spill than the last look had to leave there. */
-static bool has_spilled(const struct pms_pool *pool)
+/* More lies in the spill than the last look left there, by so much. */
+static bool has_spilled(const struct pms_pool *pool, uint64_t bytes)
 {
-    return pms_spill_bytes(&pool->map) > pool->relief.spilled;
+    return pms_spill_bytes(&pool->map) > pool->relief.spilled + bytes;
 }
 
 static void relieve(struct pms_pool *pool, uint64_t share)
 {
     give(pool, PMS_JOURNAL_HURRY, too_much(share));
-    if (pms_memory_own() > share || has_spilled(pool))
+    if (pms_memory_own() > share || has_spilled(pool, share / SPILLED))
         give(pool, PMS_JOURNAL_WAIT, too_much(share));
     pms_undo_lock(&pool->undo);
     bool all = pms_undo_give_back(&pool->undo);
@@ -220,7 +222,7 @@ static uint64_t look(struct pms_pool *pool)
 void pms_relief_look(struct pms_pool *pool)
 {
     uint64_t share = look(pool);
-    if (pms_memory_own() > share || (share != UINT64_MAX && has_spilled(pool)))
+    if (pms_memory_own() > share || (share != UINT64_MAX && has_spilled(pool, 0)))
         relieve(pool, share);
     pool->relief.spilled = pms_spill_bytes(&pool->map);
     pool->relief.look_at = pms_journal_written(pool->journal) + pool->relief.most;

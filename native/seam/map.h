@@ -26,7 +26,7 @@ struct pms_footer;
 struct pms_spill {
     int fd, log_fd, folder; /* of pages, of memory; -1: none */
     _Atomic bool on;        /* pages may go there */
-    bool forking;           /* but not now */
+    _Atomic bool forking;   /* but not now */
     bool shown;             /* to the child of the last fork: what is stored after it */
     _Atomic uint64_t pages; /* of the user's view, that lie there */
     uint64_t unsent;        /* bytes: perhaps not on the disk */

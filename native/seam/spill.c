@@ -58,7 +58,7 @@ void pms_spill_end(struct pms_map *m)
 static bool reach(struct pms_map *m, int *fd, uint64_t off, uint64_t bytes)
 {
     struct pms_spill *s = &m->spill;
-    if (!atomic_load(&s->on) || s->forking)
+    if (!atomic_load(&s->on))
         return false;
     if (*fd < 0)
         *fd = openat(s->folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -120,9 +120,15 @@ bool pms_spill_pages(struct pms_map *m, uint64_t off, uint64_t bytes)
     /* what the file has they show; through its own view they are read without a place for each */
     int err = pms_persist_pwrite(m->persist, fd, m->home + off, (size_t)bytes, off);
     (void)madvise(m->home + off, (size_t)bytes, MADV_DONTNEED);
-    if (err || lay(m->user + off, bytes, PROT_READ, MAP_SHARED, fd, off) != 0)
+    if (err)
         return false;
+    /* counted, then looked: who forks says so first, and then looks whether any are counted */
     count(m, off, bytes, true);
+    if (atomic_load(&m->spill.forking) ||
+        lay(m->user + off, bytes, PROT_READ, MAP_SHARED, fd, off) != 0) {
+        count(m, off, bytes, false);
+        return false;
+    }
     send(m, bytes);
     return true;
 }
@@ -184,8 +190,11 @@ int pms_spill_freeze(struct pms_map *m)
 
 void pms_spill_before_fork(struct pms_map *m)
 {
-    m->spill.forking = true;
-    m->spill.shown = pms_spill_freeze(m) != 0;
+    m->spill.shown = false;
+    atomic_store(&m->spill.forking, true);
 }
 
-void pms_spill_after_fork(struct pms_map *m) { m->spill.forking = false; }
+void pms_spill_after_fork(struct pms_map *m) { atomic_store(&m->spill.forking, false); }
+
+/* Where the descriptors are the parent's, and keep room on the disk. */
+void pms_spill_after_fork_in_child(struct pms_map *m) { pms_spill_end(m); }

@@ -46,10 +46,11 @@ int pms_spill_back(struct pms_map *m, uint64_t off, uint64_t bytes);
  * errno: some still are not. */
 int pms_spill_freeze(struct pms_map *m);
 
-/* Around a fork: in between nothing goes there. m->spill.shown: a child sees what is stored later,
- * as mappings ran out, and must not read. */
+/* Around a fork, without the log lock: in between nothing goes there. What lies there already is
+ * frozen in between. */
 void pms_spill_before_fork(struct pms_map *m);
 void pms_spill_after_fork(struct pms_map *m);
+void pms_spill_after_fork_in_child(struct pms_map *m);
 
 /* Whether what lies there is what was stored: else the disk has lost some of it, and nothing more
  * is committed (failed_syncs). What is read there after this was asked is not meant. */
@@ -60,7 +61,7 @@ void pms_spill_forget(struct pms_map *m);
 
 static inline uint64_t pms_spill_bytes(const struct pms_map *m)
 {
-    return atomic_load_explicit(&m->spill.pages, memory_order_relaxed) * PMS_PAGE;
+    return atomic_load(&m->spill.pages) * PMS_PAGE;
 }
 
 #endif

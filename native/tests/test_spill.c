@@ -517,10 +517,11 @@ static int entries_of_folder(void)
     char folder[256];
     int n = 0;
     snprintf(folder, sizeof folder, "%s", path);
-    *strrchr(folder, '/') = 0;
+    char *name = strrchr(folder, '/');
+    *name++ = 0;
     DIR *d = opendir(folder);
     for (struct dirent *x = d ? readdir(d) : NULL; x; x = readdir(d))
-        n += strstr(x->d_name, "pms-test-spill") != NULL;
+        n += strstr(x->d_name, name) != NULL;
     if (d)
         closedir(d);
     return n;
