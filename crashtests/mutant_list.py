@@ -533,7 +533,7 @@ _BARE = [
 
 # Pages that are given back where memory is short: what memory alone has, no crash shows.
 _RELIEF = [
-    Mutant("relief_never", "commit/relief.h", "pms_journal_written(pool->journal) >= pool->relief.look_at ||", "pms_journal_written(pool->journal) > UINT64_MAX - 1 ||",
+    Mutant("relief_never", "commit/relief.h", "pms_journal_written(pool->journal) >= pool->relief.look_at)", "pms_journal_written(pool->journal) > UINT64_MAX - 1)",
            "nothing is given back", FILE, native=("test_relief",)),
     Mutant("relief_not_home", "journal/journal.c", "    return mark && (mark & 1 || tx <= homed) ? j->last - tx : UINT64_MAX;", "    return mark && homed + 1 ? j->last - tx : UINT64_MAX;",
            "pages are given back whose image is not home (I10)", FILE, native=("test_relief",)),
@@ -571,7 +571,7 @@ _SPILL = [
            "pages go to the spill that are locked in memory", FILE, native=SPILL),
     Mutant("spill_never_back", "seam/map.c", "            err = pms_spill_back(m, at, n);", "            (void)pms_spill_back;",
            "pages that were given back still show the spill (I10)", FILE, native=SPILL),
-    Mutant("spill_stays", "commit/relief.h", "pms_spill_bytes(&pool->map) > pool->relief.spilled", "pms_spill_bytes(&pool->map) > UINT64_MAX - 1",
+    Mutant("spill_stays", "commit/relief.c", "(share != UINT64_MAX && has_spilled(pool, 0))", "share == 0",
            "what went to the spill stays there behind its commit", FILE, native=SPILL),
     Mutant("spill_shown", "commit/fork.c", "        freeze(pool);", "        (void)freeze;",
            "a fork child sees what is stored to the spill after the fork", FILE, native=SPILL),

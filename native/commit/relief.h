@@ -27,14 +27,12 @@
 #define PMS_COMMIT_RELIEF_H
 
 #include "commit/pool_state.h"
-#include "seam/spill.h"
 
 /* REQUIRES: the operation lock; a commit has just succeeded. */
 void pms_relief_look(struct pms_pool *pool);
 static inline void pms_relief_after_commit(struct pms_pool *pool)
 {
-    if (pool->journal && (pms_journal_written(pool->journal) >= pool->relief.look_at ||
-                          pms_spill_bytes(&pool->map) > pool->relief.spilled))
+    if (pool->journal && pms_journal_written(pool->journal) >= pool->relief.look_at)
         pms_relief_look(pool);
 }
 
