@@ -515,7 +515,7 @@ _BARE = [
            "pages captured without a copy are on no list", FILE, native=("test_bare",)),
     Mutant("bare_not_given_back", "commit/tx.c", "    pms_bare_give_back(u); /*", "    (void)pms_bare_give_back; /*",
            "a roll back leaves what was stored to pages captured without a copy", FILE, native=("test_bare",)),
-    Mutant("bare_own_stays", "seam/map.c", "    set_bits(m->own, off, bytes, false);", "    (void)0;",
+    Mutant("bare_own_stays", "seam/map.c", "        set_own(m, at, n, err != 0);", "        (void)0;",
            "pages that were given back are not known as the file's", FILE, native=("test_bare",)),
     Mutant("bare_stays_writable", "commit/capture.c", " || d->kind == PMS_DIRTY_BARE;", ";",
            "pages captured without a copy stay writable after their transaction", FILE, native=("test_bare",)),
@@ -545,7 +545,7 @@ _RELIEF = [
            "the engine's own pages stay for ever", FILE, native=("test_relief",)),
     Mutant("relief_youngest", "commit/relief.c", "(kind > r->youngest ||", "(kind < r->youngest ||",
            "what is written always goes first", FILE, native=("test_relief",)),
-    Mutant("relief_alone", "commit/relief.c", "    pms_memory_add((int64_t)(own - pool->relief.own));", "    (void)pms_memory_add;",
+    Mutant("relief_alone", "seam/map.c", "    pms_memory_add(bytes - atomic_exchange(&m->told, bytes));", "    atomic_store(&m->told, bytes);",
            "stores do not know of each other", FILE, native=("test_relief",)),
     Mutant("relief_early_blocked", "journal/plan.c", "        if (blocked(&plan, p))\n            return false;", "        if (blocked(&plan, p) && !pages)\n            return false;",
            "what goes home before its commit is overwritten by an older image", FILE, native=("test_relief",)),
@@ -553,6 +553,36 @@ _RELIEF = [
            "what was stored to after it went home early is not written again", FILE, native=("test_relief",)),
     Mutant("relief_born_stays", "commit/relief.c", "        send_born_home(pool, too_much(share));", "        (void)send_born_home;",
            "what one transaction bears stays in memory", FILE, native=("test_relief",)),
+]  # fmt: skip
+
+SPILL = ("test_spill",)
+
+# What a transaction takes beyond memory lies in a file without a name, which no crash shows.
+_SPILL = [
+    Mutant("spill_never", "seam/map.c", "bytes > share + share / MORE_SHARE;", "bytes > UINT64_MAX - share;",
+           "all that is captured stays in memory", FILE, native=SPILL),
+    Mutant("spill_log_stays", "log/entries.c", "    if (i && pms_map_is_short(", "    if (!i && pms_map_is_short(",
+           "the log stays in memory", FILE, native=SPILL),
+    Mutant("spill_narrow", "commit/capture.c", "        reach = SPILL_REACH;", "        (void)0;",
+           "what is written here and there is captured in pieces too small for the spill", FILE, native=SPILL),
+    Mutant("spill_uncopied", "seam/spill.c", "    int err = pms_persist_pwrite(m->persist, fd, m->home + off, (size_t)bytes, off);", "    int err = 0;",
+           "pages go to the spill without what they show", FILE, native=SPILL),
+    Mutant("spill_locked", "seam/spill.c", "    if (madvise(m->user + off, (size_t)bytes, MADV_DONTNEED) != 0 ||\n        !reach", "    if (!reach",
+           "pages go to the spill that are locked in memory", FILE, native=SPILL),
+    Mutant("spill_never_back", "seam/map.c", "            err = pms_spill_back(m, at, n);", "            (void)pms_spill_back;",
+           "pages that were given back still show the spill (I10)", FILE, native=SPILL),
+    Mutant("spill_stays", "commit/relief.c", "(share != UINT64_MAX && has_spilled(pool, 0))", "share == 0",
+           "what went to the spill stays there behind its commit", FILE, native=SPILL),
+    Mutant("spill_shown", "commit/fork.c", "        freeze(pool);", "        (void)freeze;",
+           "a fork child sees what is stored to the spill after the fork", FILE, native=SPILL),
+    Mutant("spill_one_file", "seam/spill.c", "    drop(&m->spill.fd);\n    return 0;", "    return 0;",
+           "what goes to the spill after a fork overwrites what a child reads there", FILE, native=SPILL),
+    Mutant("spill_frozen_again", "seam/spill.c", "        pms_bits_set(m->frozen, off, bytes, true);", "        (void)0;",
+           "at a second fork pages of the first one's file are taken for the new one's", FILE, native=SPILL),
+    Mutant("spill_close", "commit/outlive.c", "    l->parted = pms_spill_freeze(map) == 0;", "    l->parted = true;",
+           "what is stored after a close shows in a fork child", FILE, native=SPILL),
+    Mutant("spill_lost", "journal/plan.c", "    if (!pms_spill_is_whole(j->map))", "    if (!pms_spill_is_whole(j->map) && !j)",
+           "what the disk lost of the spill is committed", FILE, native=SPILL),
 ]  # fmt: skip
 
 OUTLIVE = ("test_outlive",)
@@ -612,4 +642,4 @@ _THIN = [
            "a file that a sparse copy was put over says how much of its log is backed", native=THIN),
 ]
 
-MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_RELIEF, *_THIN, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]
+MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_RELIEF, *_SPILL, *_THIN, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]

@@ -80,10 +80,11 @@ def command(path: Path, steps: int) -> list[str]:
 
 def figures(said: str) -> tuple[int, int]:
     """The last step that was acknowledged, and the most memory that was seen."""
-    lines = [line.split() for line in said.splitlines() if line.startswith(("filled", "step"))]
-    whole = [line for line in lines if len(line) == 3]
-    return max((int(line[1]) for line in whole), default=0), max(
-        (int(line[2]) for line in whole), default=0
+    lines = [line.split() for line in said.splitlines()]
+    steps = [line for line in lines if len(line) == 3 and line[0] in ("filled", "step")]
+    parts = [line for line in lines if len(line) == 3 and line[0] == "part"]
+    return max((int(line[1]) for line in steps), default=0), max(
+        (int(line[2]) for line in steps + parts), default=0
     )
 
 
@@ -139,15 +140,12 @@ def group_of(limit_bytes: int) -> Iterator[Path]:
             time.sleep(0.05)
 
 
-def start(group: Path, path: Path, steps: int, folder: Path) -> subprocess.Popen[str]:
+def start(group: Path, program: list[str], folder: Path) -> subprocess.Popen[str]:
     """The program, born in the group."""
     enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
     with (folder / "said").open("a") as said:
         return subprocess.Popen(
-            ["sh", "-c", enter, "sh", *command(path, steps)],
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            text=True,
+            ["sh", "-c", enter, "sh", *program], stdout=said, stderr=subprocess.STDOUT, text=True
         )
 
 
@@ -159,7 +157,7 @@ def test_three_times_the_limit_of_a_control_group_with_kills(disk: Path) -> None
     with group_of(LIMIT_BYTES) as group:
         least = most = 0
         for _ in range(4):
-            program = start(group, path, 10**6, disk)
+            program = start(group, command(path, 10**6), disk)
             end = time.monotonic() + 60
             while "filled" not in said.read_text()[most:] and program.poll() is None:
                 assert time.monotonic() < end
@@ -171,7 +169,95 @@ def test_three_times_the_limit_of_a_control_group_with_kills(disk: Path) -> None
             least = max(least, figures(said.read_text())[0])
             most = len(said.read_text())
             least = check(path, least, least + 1)
-        program = start(group, path, PARTS, disk)
+        program = start(group, command(path, PARTS), disk)
         assert program.wait(timeout=120) == 0, said.read_text()[-2000:]
         check(path, least + PARTS, least + PARTS)
     assert figures(said.read_text())[1] < LIMIT_BYTES
+
+
+# ---- one transaction ----
+
+ONE_LIMIT = 160 * MIB
+ONE_PARTS = 3 * ONE_LIMIT // PART_BYTES
+
+# Overwrites every part in place in one transaction, again and again: each adds one.
+ONE_PROGRAM = """
+import sys, time
+import numpy as np
+import pmstore
+
+path, parts, part_bytes, rounds = sys.argv[1], *map(int, sys.argv[2:5])
+
+def status(key):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(key))
+
+store = pmstore.open(path, "a", size=f"{parts * part_bytes + (24 << 20)}", domain="file")
+for i in range(len(store.group("parts")), parts):
+    with store.transaction():
+        store.full(f"parts/{i}", part_bytes // 4, i * 1000, "i4")
+        store["step"] = 0
+print("filled", store["step"], status("RssAnon"), flush=True)
+for _ in range(rounds):
+    begun, step = time.perf_counter(), store["step"] + 1
+    with store.transaction():
+        for i in range(parts):
+            part = store[f"parts/{i}"]
+            part += 1
+            if i % 4 == 0:
+                print("part", i, status("RssAnon"), flush=True)
+        store["step"] = step
+        stored = time.perf_counter()
+    now = time.perf_counter()
+    print("step", step, status("RssAnon"), flush=True)
+    print("took", round(stored - begun, 2), round(now - stored, 2), status("VmHWM") >> 20,
+          flush=True)
+store.close()
+"""
+
+
+def one_command(path: Path, rounds: int) -> list[str]:
+    numbers = [str(n) for n in (ONE_PARTS, PART_BYTES, rounds)]
+    return [sys.executable, "-c", ONE_PROGRAM, str(path), *numbers]
+
+
+def check_one(path: Path, least: int, most: int) -> int:
+    """All parts are of one and the same round: the last that was acknowledged, or the next."""
+    with pmstore.open(path, "r") as store:
+        step = int(store["step"])  # type: ignore[call-overload]
+        assert least <= step <= most
+        for i in range(ONE_PARTS):
+            part = store[f"parts/{i}"]
+            assert isinstance(part, np.ndarray)
+            assert (part == i * 1000 + step).all(), (i, step)
+            del part
+            store.refresh()
+    return step
+
+
+def test_one_transaction_of_three_times_the_limit_with_kills(disk: Path) -> None:
+    rng = random.Random(20261127)
+    path, said = disk / "large.pm", disk / "said"
+    said.touch()
+    with group_of(ONE_LIMIT) as group:
+        least = read = 0
+        for _ in range(4):
+            program = start(group, one_command(path, 10**6), disk)
+            end = time.monotonic() + 120
+            # some part of a transaction, then a moment in it, in its commit, or behind it
+            part = f"part {4 * rng.randrange(ONE_PARTS // 4)} "
+            while part not in said.read_text()[read:] and program.poll() is None:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0.0, 0.5))
+            assert program.poll() is None, said.read_text()[-2000:]
+            program.send_signal(signal.SIGKILL)
+            program.wait()
+            least = max(least, figures(said.read_text())[0])
+            read = len(said.read_text())
+            least = check_one(path, least, least + 1)
+        program = start(group, one_command(path, 2), disk)
+        assert program.wait(timeout=300) == 0, said.read_text()[-2000:]
+        check_one(path, least + 2, least + 2)
+    assert figures(said.read_text())[1] < ONE_LIMIT
+    assert sorted(entry.name for entry in disk.iterdir()) == ["large.pm", "said"]

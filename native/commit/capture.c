@@ -8,6 +8,7 @@
 #include "log/bare.h"
 #include "log/charge.h"
 #include "seam/mappings.h"
+#include "seam/spill.h"
 #include "base/pages.h"
 #include "base/region.h"
 #include "base/sort.h"
@@ -17,6 +18,9 @@
 #define STREAM_BYTES (2u << 20)
 /* an extent that was written whole last time: enough for all cores to copy */
 #define DENSE_BYTES (8u << 20)
+/* where memory is short: on either side; and of one decision */
+#define SPILL_REACH (512ull << 10)
+#define SPILL_PIECE (2ull << 20)
 #define WHOLE_BYTES (64u << 10) /* extents up to this size are captured whole */
 #define HOT_HEAT 2u             /* captured in this many transactions in a row after the first */
 /* likewise, of what is declared: it will be declared in the next one too */
@@ -108,12 +112,21 @@ static bool is_users_page(const struct pms_capture *c, uint64_t off)
     return pms_heap_find(c->heap, off, &b) && (b.kind == PMS_KIND_LARGE || b.kind == PMS_KIND_SLAB);
 }
 
+/* Whether so much more does not go into memory, but into the spill. */
+static bool is_short(const struct pms_capture *c, uint64_t bytes)
+{
+    return pms_map_is_short(c->map, c->undo->log.memory_bytes, bytes);
+}
+
 /* Where mappings are scarce (mappings.h) a span grows on both sides up to what is writable
  * already, with which it is one mapping then: over blocks alone, for which the log has room
- * (I5). prepared: over pages that need no pre-image. */
+ * (I5). prepared: over pages that need no pre-image. Where memory is short, what goes to the spill
+ * is a mapping, too. */
 static struct pms_span widened(const struct pms_capture *c, struct pms_span span, bool prepared)
 {
     uint64_t reach = pms_mappings_reach(), from = span.off, to = from + span.bytes;
+    if (!prepared && is_short(c, span.bytes))
+        reach = SPILL_REACH;
     uint64_t least = from > reach ? from - reach : 0,
              most = to + reach < c->map->bytes ? to + reach : c->map->bytes;
     for (int up = 0; up < 2; up++) {
@@ -191,6 +204,29 @@ static void unprotect(struct pms_capture *c, struct pms_span span)
     pms_map_unprotect_surely(c->map, span.off, span.bytes);
 }
 
+static void spill(struct pms_capture *c, struct pms_span span)
+{
+    uint64_t end = span.off + span.bytes, run;
+    for (uint64_t at = span.off; at < end; at += run)
+        if (pms_map_foreign(c->map, at, end - at, &run) && run >= PMS_SPILL_LEAST)
+            (void)pms_spill_pages(c->map, at, run); /* else they take memory */
+}
+
+/* A span that was captured becomes writable. true: it is to be copied ahead. */
+static bool take(struct pms_capture *c, struct pms_span span)
+{
+    if (!is_short(c, span.bytes))
+        return pms_map_take(c->map, span.off, span.bytes);
+    for (uint64_t done = 0, n; done < span.bytes; done += n) {
+        n = span.bytes - done < SPILL_PIECE ? span.bytes - done : SPILL_PIECE;
+        struct pms_span piece = {span.off + done, n};
+        if (is_short(c, n))
+            spill(c, piece);
+        unprotect(c, piece);
+    }
+    return false;
+}
+
 /* The pages around `page` that are prepared already: a fresh block becomes writable at once, not
  * page by page. */
 static struct pms_span prepared_run(struct pms_capture *c, struct pms_span span, uint64_t off)
@@ -250,7 +286,7 @@ static bool on_fault(struct pms_watched *w, uint64_t off)
     } else if (ours && charge_fault(c, off, &span)) {
         pms_capture_append(c, span);
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
-        if (pms_map_take(c->map, span.off, span.bytes))
+        if (take(c, span))
             pms_map_copy_ahead(c->map, span.off, span.bytes);
     } else {
         ours = false;
@@ -306,7 +342,7 @@ static uint64_t unprotect_spans(struct pms_capture *c, struct pms_span *span, ui
         struct pms_span run = take_run(span, count, &i);
         if (!captured)
             unprotect(c, run);
-        else if (pms_map_take(c->map, run.off, run.bytes))
+        else if (take(c, run))
             span[taken++] = run;
     }
     return taken;

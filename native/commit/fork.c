@@ -11,6 +11,7 @@
 #include "commit/unlock.h"
 #include "live/server.h"
 #include "seam/holder.h"
+#include "seam/spill.h"
 
 static struct pms_pool *pool_of(struct pms_watched *w)
 {
@@ -26,16 +27,32 @@ static struct pms_readers *readers_of(struct pms_watched *w)
                : pms_journal_readers(pool_of(w)->journal);
 }
 
+/* What lies in the spill is a child's own. */
+static void freeze(struct pms_pool *pool)
+{
+    pms_undo_lock(&pool->undo);
+    pool->map.spill.shown = pms_spill_freeze(&pool->map) != 0;
+    pms_undo_unlock(&pool->undo);
+}
+
 static void prepare(struct pms_watched *w)
 {
-    if (readers_of(w))
-        pms_readers_before_fork(readers_of(w), &pool_of(w)->map);
+    struct pms_pool *pool = pool_of(w);
+    if (!readers_of(w))
+        return;
+    pms_spill_before_fork(&pool->map);
+    if (pms_spill_bytes(&pool->map))
+        freeze(pool);
+    pms_readers_before_fork(readers_of(w), &pool->map);
 }
 
 static void resume(struct pms_watched *w)
 {
-    if (readers_of(w))
-        pms_readers_after_fork(readers_of(w));
+    struct pms_pool *pool = pool_of(w);
+    if (!readers_of(w))
+        return;
+    pms_readers_after_fork(readers_of(w));
+    pms_spill_after_fork(&pool->map);
 }
 
 static void disown(struct pms_watched *w, bool prepared)
@@ -44,12 +61,14 @@ static void disown(struct pms_watched *w, bool prepared)
     bool of_file = pool->journal != NULL, readable = true;
     mprotect(pool->map.user, pool->map.bytes, PROT_READ);
     if (of_file)
-        readable = prepared && readers_of(w) && pms_readers_in_child(readers_of(w), &pool->map);
+        readable = prepared && readers_of(w) && !pool->map.spill.shown &&
+                   pms_readers_in_child(readers_of(w), &pool->map);
     if (!readable) {
         atomic_store(&w->unreadable, 1);
         mprotect(pool->map.user, pool->map.bytes, PROT_NONE);
     }
     atomic_store(&w->forked, 1);
+    pms_spill_after_fork_in_child(&pool->map);
     if (pool->map.shared)
         mprotect(pool->map.engine, pool->map.bytes, PROT_READ);
 }

@@ -5,6 +5,7 @@
 #include "base/pages.h"
 #include "commit/pool_state.h"
 #include "heap/index.h"
+#include "seam/spill.h"
 
 #define SPANS_MAX 256u /* mappings that one closed store may have */
 #define NEAR_LEAST (64ull << 10)
@@ -63,7 +64,9 @@ void pms_outlive_part(struct pms_pool *pool)
     pms_map_protect(map, 0, map->bytes);
     l->block = pms_heap_take_pins(pool->heap, &l->count);
     l->alive = l->count;
-    l->parted = l->working = true;
+    l->parted = pms_spill_freeze(map) == 0; /* nor do stores reach a later fork's child */
+    l->working = true;
+    pms_spill_end(map);
     uint64_t near = nearness(l), to;
     for (uint64_t i = 0; i < l->count;) {
         uint64_t from = begin_of(&l->block[i]);

@@ -69,7 +69,7 @@ struct pms_relief {   /* relief.c's alone, under the operation lock */
     uint64_t look_at; /* bytes that commits have written by then */
     uint64_t born;    /* bytes of blocks since the last look, */
     uint64_t most;    /* and how many there may be */
-    uint64_t own;     /* bytes of the process's own pages, as counted last */
+    uint64_t spilled; /* bytes that were left in the spill at the last look */
     uint64_t given;   /* back to the file, since open */
 };
 

@@ -4,8 +4,10 @@
 #include "log/entries.h"
 #include "log/marks.h"
 #include "seam/memory.h"
+#include "seam/spill.h"
 
 #define LOOKS 16u         /* while as much is written as the share is */
+#define SPILLED 4u        /* one part in so many of the share may stay in the spill for a while */
 #define ROOM 8u           /* one part in so many of the share is made free at once */
 #define PIECE_PAGES 2048u /* given back while others wait for the log lock */
 #define BORN_PAGES 256u   /* likewise, written home before */
@@ -16,7 +18,8 @@ struct relief {
     struct pms_pool *pool;
     uint64_t homed;    /* the journal's */
     uint64_t need;     /* bytes */
-    uint64_t given;    /* bytes */
+    uint64_t given;    /* bytes that took memory, */
+    uint64_t back;     /* and that lay in the spill */
     unsigned youngest; /* kind of age: all that are older go; of these, as many as are needed */
 };
 
@@ -52,14 +55,6 @@ static bool next_candidate(const struct pms_pool *pool, uint64_t *page, uint64_t
     return false;
 }
 
-/* Tells the other stores of the process, too. */
-static void count(struct pms_pool *pool)
-{
-    uint64_t own = pms_map_own_bytes(&pool->map);
-    pms_memory_add((int64_t)(own - pool->relief.own));
-    pool->relief.own = own;
-}
-
 /* ---- which of them ---- */
 
 /* Chooses the ages. Others may capture meanwhile: that is seen when it comes to it. */
@@ -67,7 +62,7 @@ static void choose(struct relief *r)
 {
     uint64_t pages[STAYS + 1] = {0}, sum = 0, end = r->pool->map.bytes / PMS_PAGE;
     for (uint64_t page = 0; next_candidate(r->pool, &page, end); page++)
-        pages[look_at_page(r, page)]++;
+        pages[look_at_page(r, page)] += !pms_map_is_spilled(&r->pool->map, page);
     for (r->youngest = OLDEST;; r->youngest--) {
         sum += pages[r->youngest] * PMS_PAGE;
         if (sum >= r->need || r->youngest == 0)
@@ -75,10 +70,13 @@ static void choose(struct relief *r)
     }
 }
 
-/* Whether a page goes: of the youngest kind that is needed, only while there is need. */
+/* Whether a page goes: of the youngest kind that is needed, only while there is need. What lies in
+ * the spill always does: it takes no memory, but the next capture would copy it. */
 static bool goes(const struct relief *r, uint64_t page)
 {
     unsigned kind = look_at_page(r, page);
+    if (kind != STAYS && pms_map_is_spilled(&r->pool->map, page))
+        return true;
     return kind != STAYS && (kind > r->youngest || (kind == r->youngest && r->given < r->need));
 }
 
@@ -102,16 +100,18 @@ static void give_back_piece(struct relief *r, uint64_t page, uint64_t end)
     struct pms_pool *pool = r->pool;
     while (next_candidate(pool, &page, end)) {
         uint64_t first = page, limit = data_end(pool, page);
+        bool spilled = pms_map_is_spilled(&pool->map, page);
         limit = limit < end ? limit : end;
         while (page < limit && pms_map_next_own(&pool->map, page, page + 1) == page &&
-               goes(r, page) && protect_engines(pool, page)) {
-            r->given += PMS_PAGE;
+               pms_map_is_spilled(&pool->map, page) == spilled && goes(r, page) &&
+               protect_engines(pool, page)) {
+            *(spilled ? &r->back : &r->given) += PMS_PAGE;
             page++;
         }
         if (page == first)
             page++;
         else if (!pms_map_give_back(&pool->map, first * PMS_PAGE, (page - first) * PMS_PAGE))
-            r->given -= (page - first) * PMS_PAGE;
+            *(spilled ? &r->back : &r->given) -= (page - first) * PMS_PAGE;
     }
 }
 
@@ -171,7 +171,7 @@ static void send_born_home(struct pms_pool *pool, uint64_t need)
     }
     pms_undo_unlock(u);
     pool->relief.given += given;
-    count(pool);
+    pms_map_tell(&pool->map);
 }
 
 /* ---- when ---- */
@@ -181,8 +181,8 @@ static void give(struct pms_pool *pool, enum pms_journal_ask ask, uint64_t need)
     struct relief r = {.pool = pool, .homed = pms_journal_homed(pool->journal, ask), .need = need};
     choose(&r);
     give_back(&r);
-    pool->relief.given += r.given;
-    count(pool);
+    pool->relief.given += r.given + r.back;
+    pms_map_tell(&pool->map);
 }
 
 static uint64_t too_much(uint64_t share) /* with some room */
@@ -191,13 +191,21 @@ static uint64_t too_much(uint64_t share) /* with some room */
     return own > most ? own - most : 0;
 }
 
+/* More lies in the spill than the last look left there, by so much. */
+static bool has_spilled(const struct pms_pool *pool, uint64_t bytes)
+{
+    return pms_spill_bytes(&pool->map) > pool->relief.spilled + bytes;
+}
+
 static void relieve(struct pms_pool *pool, uint64_t share)
 {
     give(pool, PMS_JOURNAL_HURRY, too_much(share));
-    if (pms_memory_own() > share)
+    if (pms_memory_own() > share || has_spilled(pool, share / SPILLED))
         give(pool, PMS_JOURNAL_WAIT, too_much(share));
     pms_undo_lock(&pool->undo);
-    pms_undo_give_back(&pool->undo);
+    bool all = pms_undo_give_back(&pool->undo);
+    if (all && !pms_spill_bytes(&pool->map))
+        pms_spill_forget(&pool->map);
     pms_undo_unlock(&pool->undo);
 }
 
@@ -205,7 +213,7 @@ static void relieve(struct pms_pool *pool, uint64_t share)
 static uint64_t look(struct pms_pool *pool)
 {
     pms_memory_read_limit();
-    count(pool);
+    pms_map_tell(&pool->map);
     pool->relief.born = 0;
     pool->relief.most = pms_memory_share() / LOOKS;
     return pms_pool_failed(pool) ? UINT64_MAX : pms_memory_share();
@@ -214,8 +222,9 @@ static uint64_t look(struct pms_pool *pool)
 void pms_relief_look(struct pms_pool *pool)
 {
     uint64_t share = look(pool);
-    if (pms_memory_own() > share)
+    if (pms_memory_own() > share || (share != UINT64_MAX && has_spilled(pool, 0)))
         relieve(pool, share);
+    pool->relief.spilled = pms_spill_bytes(&pool->map);
     pool->relief.look_at = pms_journal_written(pool->journal) + pool->relief.most;
 }
 
@@ -228,10 +237,15 @@ void pms_relief_look_at_born(struct pms_pool *pool)
         send_born_home(pool, too_much(share));
 }
 
-void pms_relief_begin(struct pms_pool *pool) { pool->relief.look_at = look(pool) / LOOKS; }
+void pms_relief_begin(struct pms_pool *pool)
+{
+    pool->relief.look_at = look(pool) / LOOKS;
+    if (pool->journal)
+        pms_spill_begin(&pool->map);
+}
 
 void pms_relief_end(struct pms_pool *pool)
 {
-    pms_memory_add(-(int64_t)pool->relief.own);
-    pool->relief.own = 0;
+    pms_spill_end(&pool->map);
+    pms_map_untell(&pool->map);
 }

@@ -9,6 +9,7 @@
 #include "base/quiet.h"
 #include "journal/state.h"
 #include "seam/footer.h"
+#include "seam/spill.h"
 
 #define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
 
@@ -158,6 +159,10 @@ int pms_plan_write_record(struct pms_journal *j, const struct pms_change *change
     int status = sink.sent && sink.count > 0 ? sink_flush(&sink, error) : PMS_OK;
     if (status)
         return status;
+    if (!pms_spill_is_whole(j->map)) /* all images were read; without a header none counts */
+        return pms_fail(error, PMS_E_OS,
+                        "the disk lost memory of the transaction: nothing more is committed; open "
+                        "the store again");
     sink.iov[0] = (struct iovec){record, head};
     return pms_ring_write(&j->ring, j->map->persist, j->tail, sink.iov, 1 + sink.count, error);
 }

@@ -4,14 +4,17 @@
 #include <string.h>
 
 #include "base/checksum.h"
+#include "base/pages.h"
 #include "base/quiet.h"
 #include "log/marks.h"
 #include "seam/footer.h"
+#include "seam/spill.h"
 
 /* a pre-image of at most this size shares its header's line */
 #define ENTRY_INLINE 32u
-#define ENTRY_MAX (2u << 20) /* bytes of pre-image in one entry */
-#define PARALLEL_PIECES 512u /* entries of one parallel batch */
+#define ENTRY_MAX (2u << 20)   /* bytes of pre-image in one entry */
+#define PARALLEL_PIECES 512u   /* entries of one parallel batch */
+#define SPILL_STEP (16u << 20) /* of the log in memory, at once */
 
 static uint64_t image_offset(uint64_t len)
 {
@@ -29,6 +32,43 @@ struct piece { /* one entry whose place in the log is settled */
     uint64_t tag, pos, target;
     uint32_t len, seq;
 };
+
+/* What lies behind `at` of the log in memory goes to the spill, for a step: nothing is there yet.
+ */
+static void spill_ahead(struct pms_undo *u, uint64_t at, uint64_t bytes)
+{
+    struct pms_log *l = &u->log;
+    struct pms_log_extent *lies = &l->spilled[l->at_extent], *x = &l->extent[l->at_extent];
+    bool joins = lies->bytes && at >= lies->off && at <= lies->off + lies->bytes;
+    uint64_t from = joins ? lies->off + lies->bytes : pms_page_up(at), most = x->off + x->bytes,
+             to = pms_page_up(at + bytes) > from + SPILL_STEP ? pms_page_up(at + bytes)
+                                                              : from + SPILL_STEP;
+    to = to < most ? to : most;
+    if (from >= to || !pms_spill_memory(u->map, l->base, from, to - from))
+        return;
+    if (!lies->bytes)
+        *lies = (struct pms_log_extent){from, 0};
+    uint64_t end = lies->off + lies->bytes > to ? lies->off + lies->bytes : to;
+    lies->off = from < lies->off ? from : lies->off;
+    lies->bytes = end - lies->off;
+}
+
+/* A place of the log in memory is about to be stored to: either it lies in the spill, or it takes
+ * memory, which is counted. (Of halves the other one has taken as much.) */
+static void take_memory(struct pms_undo *u, uint64_t at, uint64_t bytes)
+{
+    struct pms_log *l = &u->log;
+    uint32_t i = l->at_extent;
+    const struct pms_log_extent *lies = &l->spilled[i];
+    if (at >= lies->off && at + bytes <= lies->off + lies->bytes)
+        return;
+    if (i && pms_map_is_short(u->map, l->memory_bytes, bytes))
+        spill_ahead(u, at, bytes);
+    uint64_t to = at + bytes - l->extent[i].off;
+    if (to > l->used[i] && !(at >= lies->off && at < lies->off + lies->bytes))
+        l->memory_bytes += (to - l->used[i]) << l->halves;
+    l->used[i] = to > l->used[i] ? to : l->used[i];
+}
 
 /* Takes the next place in the log for as much of [off, off+len) as one entry holds there.
  * I5: the caller's ranges fit, because room was checked when their blocks were allocated. */
@@ -49,6 +89,8 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
         l->at = 0;
     }
     struct piece p = {u->tag, l->extent[l->at_extent].off + l->at, off, (uint32_t)n, l->seq++};
+    if (l->in_memory)
+        take_memory(u, p.pos, pms_undo_entry_bytes(n));
     l->at += pms_undo_entry_bytes(n);
     if (p.seq < l->taken_room) {
         struct pms_taken *t = &l->taken[p.seq];

@@ -104,13 +104,23 @@ void pms_undo_set_extents(struct pms_undo *u, const struct pms_superblock *super
         turn_halves(l, 0, u->tag);
 }
 
-void pms_undo_give_back(struct pms_undo *u)
+bool pms_undo_give_back(struct pms_undo *u)
 {
     struct pms_log *l = &u->log;
-    if (!l->in_memory || l->halves || l->at_extent > 0)
-        return;
-    for (uint32_t i = 1; i < l->extent_count; i++)
-        (void)madvise(l->base + l->extent[i].off, (size_t)l->extent[i].bytes, MADV_DONTNEED);
+    bool all = l->in_memory && !l->halves && l->at_extent == 0;
+    for (uint32_t i = 1; all && i < l->extent_count; i++) {
+        const struct pms_log_extent *x = &l->extent[i];
+        (void)madvise(l->base + x->off, (size_t)x->bytes, MADV_DONTNEED);
+        if (l->spilled[i].bytes && mmap(l->base + x->off, (size_t)x->bytes, PROT_READ | PROT_WRITE,
+                                        PMS_RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
+            return false;
+        if (l->spilled[i].bytes)
+            prefer_huge(u, x);
+        l->spilled[i].bytes = l->used[i] = 0;
+    }
+    if (all)
+        l->memory_bytes = 0;
+    return all;
 }
 
 uint64_t pms_undo_capacity(const struct pms_undo *u)

@@ -49,6 +49,10 @@ struct pms_log {
     unsigned char *steady;
     struct pms_taken *taken; /* by seq; address space reserved, never moved */
     uint64_t taken_room;
+    /* Of a log in memory, by extent: how far it was ever used, and where it lies in the spill */
+    uint64_t used[PMS_MAX_SEGMENTS + 1];
+    struct pms_log_extent spilled[PMS_MAX_SEGMENTS + 1];
+    uint64_t memory_bytes; /* that it takes */
 };
 
 /* A mark of each page. What all pages of a block have in common is kept in one place: a large
@@ -144,9 +148,9 @@ void pms_undo_close(struct pms_undo *u);
 /* empties the log of this transaction; dirty list too */
 void pms_undo_begin(struct pms_undo *u, uint64_t tag);
 
-/* Memory of a log in memory that the transactions before needed, and nobody does now. Nothing,
- * where it is needed. REQUIRES: the log lock. */
-void pms_undo_give_back(struct pms_undo *u);
+/* Memory of a log in memory that the transactions before needed, and nobody does now; its room in
+ * the spill, too. false: it is needed. REQUIRES: the log lock. */
+bool pms_undo_give_back(struct pms_undo *u);
 
 /* Bytes of entries that fit for sure in one transaction, whatever their sizes (I5). */
 uint64_t pms_undo_capacity(const struct pms_undo *u);

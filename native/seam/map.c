@@ -8,7 +8,10 @@
 #include <unistd.h>
 
 #include "base/pages.h"
+#include "seam/bits.h"
 #include "seam/mappings.h"
+#include "seam/memory.h"
+#include "seam/spill.h"
 
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 0x03
@@ -27,12 +30,13 @@
 #define MADV_COLLAPSE 25
 #endif
 
-#define BITMAPS 3u              /* writable, own, astray */
+#define BITMAPS 5u              /* writable, own, astray, spilled, frozen */
 #define APART_MAX 1024u         /* of the 65,530 mappings that a process may have */
 #define NO_ADVICE 0x7fff        /* of madvise: no system has it */
 #define PARTED_APART 2          /* mappings that one of them makes */
 #define TAKE_LEAST (256u << 10) /* less is taken by its first stores */
 #define COPY_PIECE (1u << 20)   /* of one core */
+#define MORE_SHARE 4u           /* a transaction may take one part in so many beyond the share */
 
 /* Sets aside bytes of address space aligned to PMS_HUGE, so that an extent aligned in the file
  * is aligned in memory. */
@@ -132,6 +136,8 @@ static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
             m->writable = bits;
             m->own = (void *)((char *)bits + bitmap_bytes(reserve));
             m->astray = (void *)((char *)bits + 2 * bitmap_bytes(reserve));
+            m->spilled = (void *)((char *)bits + 3 * bitmap_bytes(reserve));
+            m->frozen = (void *)((char *)bits + 4 * bitmap_bytes(reserve));
             return 0;
         }
         unmap_views(m);
@@ -149,6 +155,7 @@ int pms_map_open(struct pms_map *m, int fd, uint64_t bytes, uint64_t reserve, en
     memset(m, 0, sizeof *m);
     pms_mappings_read_limit();
     m->fd = fd;
+    m->spill.fd = m->spill.log_fd = m->spill.folder = -1;
     m->persist = persist;
     m->shared = how != PMS_MAP_PRIVATE;
     m->sync = how == PMS_MAP_SYNC;
@@ -193,65 +200,46 @@ int pms_map_grow(struct pms_map *m, uint64_t bytes, struct pms_error *error)
 
 void pms_map_close(struct pms_map *m)
 {
-    pms_mappings_add(-m->parted - PARTED_APART * (int64_t)m->apart);
-    m->parted = m->apart = 0;
+    pms_mappings_add(-m->parted - m->spill.parted - PARTED_APART * (int64_t)m->apart);
+    m->parted = m->spill.parted = m->apart = 0;
     if (m->writable)
         munmap((void *)m->writable, BITMAPS * bitmap_bytes(m->reserve));
     unmap_views(m);
     pms_footer_close(m);
-    m->writable = m->own = m->astray = NULL;
+    m->writable = m->own = m->astray = m->spilled = m->frozen = NULL;
     m->bytes = 0;
 }
 
 /* ---- protection ---- */
-
-static uint64_t word_mask(uint64_t first, uint64_t last, uint64_t word)
-{
-    uint64_t lo = word == first / 64 ? first % 64 : 0;
-    uint64_t hi = word == last / 64 ? last % 64 : 63;
-    return (~0ull << lo) & (~0ull >> (63 - hi));
-}
-
-static void set_bits(_Atomic uint64_t *bits, uint64_t off, uint64_t bytes, bool on)
-{
-    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
-    for (uint64_t w = first / 64; w <= last / 64; w++) {
-        uint64_t mask = word_mask(first, last, w);
-        if (mask == ~0ull)
-            atomic_store_explicit(&bits[w], on ? mask : 0, memory_order_release);
-        else if (on)
-            atomic_fetch_or_explicit(&bits[w], mask, memory_order_release);
-        else
-            atomic_fetch_and_explicit(&bits[w], ~mask, memory_order_release);
-    }
-}
 
 int pms_map_hide(struct pms_map *m)
 {
     return mprotect(m->user, (size_t)m->bytes, PROT_NONE) == 0 ? 0 : errno;
 }
 
-static bool is_writable(const struct pms_map *m, uint64_t page)
-{
-    return page < m->reserve / PMS_PAGE &&
-           (atomic_load_explicit(&m->writable[page / 64], memory_order_relaxed) >> (page % 64) & 1);
-}
-
 /* Counts the mappings that begin in a range or right behind it, as its pages become writable or
- * protected: then none begins inside. */
+ * protected. */
 static void count_parts(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
 {
-    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
-    bool left = first > 0 && is_writable(m, first - 1), right = is_writable(m, last + 1),
-         before = left;
-    int64_t parts = (left != on) + (right != on) - (right != is_writable(m, last));
-    for (uint64_t w = first / 64; w <= last / 64; w++) {
-        uint64_t word = atomic_load_explicit(&m->writable[w], memory_order_relaxed);
-        parts -= __builtin_popcountll((word ^ (word << 1 | before)) & word_mask(first, last, w));
-        before = word >> 63;
-    }
+    int64_t parts = pms_bits_edges(m->writable, m->reserve / PMS_PAGE, off, bytes, on);
     m->parted += parts;
     pms_mappings_add(parts);
+}
+
+/* Counts those that take memory, too. */
+static void set_own(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
+{
+    uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
+    int64_t pages = 0;
+    for (uint64_t w = first / 64; w <= last / 64; w++) {
+        uint64_t mask = pms_bits_mask(first, last, w),
+                 before = on ? atomic_fetch_or_explicit(&m->own[w], mask, memory_order_acq_rel)
+                             : atomic_fetch_and_explicit(&m->own[w], ~mask, memory_order_acq_rel);
+        uint64_t lies_there = atomic_load_explicit(&m->spilled[w], memory_order_relaxed);
+        pages += __builtin_popcountll((on ? ~before : before) & mask & ~lies_there);
+    }
+    if (pages)
+        atomic_fetch_add_explicit(&m->own_pages, on ? pages : -pages, memory_order_relaxed);
 }
 
 /* A bit of `writable` is on only while its page is writable for sure: set after the system call,
@@ -262,11 +250,11 @@ int pms_map_unprotect(struct pms_map *m, uint64_t off, uint64_t bytes)
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 &&
                off + bytes <= m->bytes);
     if (!m->shared)
-        set_bits(m->own, off, bytes, true);
+        set_own(m, off, bytes, true);
     int err = pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ | PROT_WRITE);
     if (!err) {
         count_parts(m, off, bytes, true);
-        set_bits(m->writable, off, bytes, true);
+        pms_bits_set(m->writable, off, bytes, true);
     }
     return err;
 }
@@ -276,7 +264,7 @@ int pms_map_protect(struct pms_map *m, uint64_t off, uint64_t bytes)
     PMS_ASSERT(off % PMS_PAGE == 0 && bytes % PMS_PAGE == 0 && bytes > 0 &&
                off + bytes <= m->bytes);
     count_parts(m, off, bytes, false);
-    set_bits(m->writable, off, bytes, false);
+    pms_bits_set(m->writable, off, bytes, false);
     return pms_persist_protect(m->persist, m->user + off, (size_t)bytes, PROT_READ);
 }
 
@@ -297,7 +285,7 @@ bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     uint64_t first = off / PMS_PAGE, last = (off + bytes - 1) / PMS_PAGE;
     for (uint64_t w = first / 64; w <= last / 64; w++) {
-        uint64_t mask = word_mask(first, last, w);
+        uint64_t mask = pms_bits_mask(first, last, w);
         if ((atomic_load_explicit(&m->writable[w], memory_order_acquire) & mask) != mask)
             return false;
     }
@@ -313,67 +301,81 @@ bool pms_map_all_writable(const struct pms_map *m, uint64_t off, uint64_t bytes)
  * So what a range shows of the file is given up first, all at once, and its pages are copied
  * where none is. */
 
-/* The first page from `page` on, below `end`, whose bit of `own` is as asked; `end` if there is
- * none. */
-static uint64_t next_page(const struct pms_map *m, uint64_t page, uint64_t end, bool own)
-{
-    while (page < end) {
-        uint64_t word = atomic_load_explicit(&m->own[page / 64], memory_order_acquire);
-        word = (own ? word : ~word) >> (page % 64);
-        if (word) {
-            page += (uint64_t)__builtin_ctzll(word);
-            return page < end ? page : end;
-        }
-        page = (page / 64 + 1) * 64;
-    }
-    return end;
-}
-
 bool pms_map_foreign(const struct pms_map *m, uint64_t off, uint64_t bytes, uint64_t *run)
 {
     uint64_t page = off / PMS_PAGE, end = page + bytes / PMS_PAGE;
-    bool foreign = !m->shared && next_page(m, page, page + 1, false) == page;
-    *run = m->shared ? bytes : (next_page(m, page, end, foreign) - page) * PMS_PAGE;
+    bool foreign = !m->shared && pms_bits_next(m->own, page, page + 1, false) == page;
+    *run = m->shared ? bytes : (pms_bits_next(m->own, page, end, foreign) - page) * PMS_PAGE;
     return foreign;
 }
 
-static void set_foreign(struct pms_map *m, uint64_t off, uint64_t bytes)
+/* What shows them something else than the file is taken away. surely: also of pages that are locked
+ * in memory, with their mapping. Returns errno. */
+static int show_file(struct pms_map *m, uint64_t off, uint64_t bytes, bool surely)
 {
-    set_bits(m->own, off, bytes, false);
+    for (uint64_t page = off / PMS_PAGE, end = page + bytes / PMS_PAGE, to; page < end; page = to) {
+        bool spilled = pms_map_is_spilled(m, page);
+        to = pms_bits_next(m->spilled, page, end, !spilled);
+        uint64_t at = page * PMS_PAGE, n = (to - page) * PMS_PAGE;
+        int err = 0;
+        if (spilled)
+            /* not of those that take memory, before they are not there any more */
+            set_own(m, at, n, false);
+        if (spilled)
+            err = pms_spill_back(m, at, n);
+        else if (madvise(m->user + at, (size_t)n, MADV_DONTNEED) != 0)
+            err = surely ? map_range(m, m->user, at, at + n, PROT_READ, MAP_PRIVATE | MAP_NORESERVE)
+                         : errno;
+        set_own(m, at, n, err != 0);
+        if (err)
+            return err;
+    }
+    return 0;
 }
 
 void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     PMS_ASSERT(!m->shared && !pms_map_all_writable(m, off, PMS_PAGE));
-    int err = 0;
-    if (madvise(m->user + off, (size_t)bytes, MADV_DONTNEED) != 0)
-        /* locked in memory (mlock): they are given up with their mapping */
-        err = map_range(m, m->user, off, off + bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE);
+    int err = show_file(m, off, bytes, true);
     PMS_ASSERT(err == 0);
-    set_foreign(m, off, bytes);
 }
 
 bool pms_map_give_back(struct pms_map *m, uint64_t off, uint64_t bytes)
 {
     PMS_ASSERT(!m->shared && !pms_map_all_writable(m, off, PMS_PAGE));
-    if (madvise(m->user + off, (size_t)bytes, MADV_DONTNEED) != 0)
-        return false;
-    set_foreign(m, off, bytes);
-    return true;
+    return show_file(m, off, bytes, false) == 0;
 }
 
 uint64_t pms_map_next_own(const struct pms_map *m, uint64_t page, uint64_t end)
 {
-    return next_page(m, page, end, true);
+    return pms_bits_next(m->own, page, end, true);
 }
 
 uint64_t pms_map_own_bytes(const struct pms_map *m)
 {
-    uint64_t pages = 0;
-    for (uint64_t w = 0; !m->shared && w < (m->bytes / PMS_PAGE + 63) / 64; w++)
-        pages += (uint64_t)__builtin_popcountll(
-            atomic_load_explicit(&m->own[w], memory_order_relaxed));
-    return pages * PMS_PAGE;
+    return (uint64_t)atomic_load_explicit(&m->own_pages, memory_order_relaxed) * PMS_PAGE;
+}
+
+static void tell(struct pms_map *m, int64_t bytes)
+{
+    pms_memory_add(bytes - atomic_exchange(&m->told, bytes));
+}
+
+void pms_map_tell(struct pms_map *m) { tell(m, (int64_t)pms_map_own_bytes(m)); }
+void pms_map_untell(struct pms_map *m) { tell(m, 0); }
+
+bool pms_map_is_short(struct pms_map *m, uint64_t beside, uint64_t bytes)
+{
+    uint64_t share = pms_memory_share();
+    if (!atomic_load(&m->spill.on) || share == UINT64_MAX || pms_mappings_reach())
+        return false;
+    pms_map_tell(m);
+    return pms_memory_own() + beside + bytes > share + share / MORE_SHARE;
+}
+
+bool pms_map_is_spilled(const struct pms_map *m, uint64_t page)
+{
+    return pms_bits_has(m->spilled, page);
 }
 
 void pms_map_set_astray(struct pms_map *m, uint64_t off, uint64_t bytes, bool on)
@@ -381,12 +383,12 @@ void pms_map_set_astray(struct pms_map *m, uint64_t off, uint64_t bytes, bool on
     if (m->shared || (!on && !m->any_astray))
         return;
     m->any_astray = true;
-    set_bits(m->astray, off, bytes, on);
+    pms_bits_set(m->astray, off, bytes, on);
 }
 
 bool pms_map_is_astray(const struct pms_map *m, uint64_t page)
 {
-    return atomic_load_explicit(&m->astray[page / 64], memory_order_relaxed) >> (page % 64) & 1;
+    return pms_bits_has(m->astray, page);
 }
 
 int pms_map_read_home(const struct pms_map *m, uint64_t off, uint64_t bytes, void *into)
@@ -407,7 +409,8 @@ bool pms_map_take(struct pms_map *m, uint64_t off, uint64_t bytes)
     bool any = false;
     uint64_t end = (off + bytes) / PMS_PAGE;
     for (uint64_t page = off / PMS_PAGE; !m->shared && bytes >= TAKE_LEAST && page < end;) {
-        uint64_t from = next_page(m, page, end, false), to = next_page(m, from, end, true);
+        uint64_t from = pms_bits_next(m->own, page, end, false),
+                 to = pms_bits_next(m->own, from, end, true);
         if (to > from) /* nobody can have stored there: nothing is lost */
             any = madvise(m->user + from * PMS_PAGE, (size_t)((to - from) * PMS_PAGE),
                           MADV_DONTNEED) == 0 ||

@@ -21,6 +21,18 @@
 
 struct pms_footer;
 
+/* Where pages lie that there is no memory for: spill.h. Under the log lock, where it is not atomic.
+ */
+struct pms_spill {
+    int fd, log_fd, folder; /* of pages, of memory; -1: none */
+    _Atomic bool on;        /* pages may go there */
+    _Atomic bool forking;   /* but not now */
+    bool shown;             /* to the child of the last fork: what is stored after it */
+    _Atomic uint64_t pages; /* of the user's view, that lie there */
+    uint64_t unsent;        /* bytes: perhaps not on the disk */
+    int64_t parted;         /* mappings that it makes */
+};
+
 struct pms_map {
     int fd;           /* of the mapped file; -1: none, private views begin as zeros */
     bool shared;      /* engine is an alias; stores reach the file */
@@ -37,6 +49,11 @@ struct pms_map {
     /* likewise: what was stored there was never committed, and no roll back took it away: it is of
      * no account, and not what the file has */
     _Atomic uint64_t *astray;
+    /* likewise: of a page of the process's own: it lies in the spill; of these, it is private */
+    _Atomic uint64_t *spilled, *frozen;
+    struct pms_spill spill;
+    _Atomic int64_t own_pages; /* of the process's own, but for those that lie in the spill */
+    _Atomic int64_t told;      /* bytes of these that seam/memory.h knows of */
     bool any_astray;           /* since open */
     struct pms_footer *footer; /* the page behind `bytes`, where it is kept: footer.h */
     uint32_t apart;            /* ranges set apart so far */
@@ -91,13 +108,22 @@ bool pms_map_foreign(const struct pms_map *m, uint64_t off, uint64_t bytes, uint
 void pms_map_disown(struct pms_map *m, uint64_t off, uint64_t bytes);
 
 /* The same, of pages that others may be reading: they find the same bytes, as the file has them.
- * false: nothing has changed, as they are locked in memory. REQUIRES: as above. */
+ * false: some have not changed, as they are locked in memory, or no mapping is left. REQUIRES: as
+ * above. */
 bool pms_map_give_back(struct pms_map *m, uint64_t off, uint64_t bytes);
 
 /* The first page from `page` on, below `end`, that is not the file's; `end`: there is none. Private
  * views. */
 uint64_t pms_map_next_own(const struct pms_map *m, uint64_t page, uint64_t end);
+/* Of pages of the process's own that take memory: not of those that lie in the spill. */
 uint64_t pms_map_own_bytes(const struct pms_map *m);
+/* Tells seam/memory.h; untell: none. Async-signal-safe. */
+void pms_map_tell(struct pms_map *m);
+void pms_map_untell(struct pms_map *m);
+/* Whether so many bytes more, with those `beside` the pages of stores, would be more than five
+ * eighths of memory, and may go to the spill. Async-signal-safe. */
+bool pms_map_is_short(struct pms_map *m, uint64_t beside, uint64_t bytes);
+bool pms_map_is_spilled(const struct pms_map *m, uint64_t page);
 
 /* Pages go astray, or are found again. REQUIRES: the log lock. */
 void pms_map_set_astray(struct pms_map *m, uint64_t off, uint64_t bytes, bool on);

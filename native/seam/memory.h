@@ -1,10 +1,10 @@
 /* How much memory the stores of this process may take for pages of their own (domain file).
  *
  * A page that was stored to is the process's: the system cannot write it back to the file, as it
- * can with pages that were only read. Half of the memory that there is, is for these: a transaction
- * that overwrites them all takes as much again for its log. There is as much as the machine has, or
- * the least limit of the control groups that the process is in, or PMSTORE_MEMORY says so (bytes,
- * or with K, M, G or T behind). */
+ * can with pages that were only read. Half of the memory that there is, is for these, and in a
+ * transaction an eighth more, its log counted; what is beyond lies on the disk (spill.h). There is
+ * as much as the machine has, or the least limit of the control groups that the process is in, or
+ * PMSTORE_MEMORY says so (bytes, or with K, M, G or T behind). */
 #ifndef PMS_SEAM_MEMORY_H
 #define PMS_SEAM_MEMORY_H
 

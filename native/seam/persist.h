@@ -108,6 +108,11 @@ void pms_persist_hand_over(struct pms_persist *p);
  * is unknown from then on, and failed_syncs says so for good. */
 int pms_persist_sync(struct pms_persist *p, int fd, const char *what, struct pms_error *error);
 
+/* A file that serves as memory (spill.h): waits for what is being written of it, and then starts
+ * writing the rest (start) and waits for that, too (wait). false: some of it is lost. That leaves
+ * unknown what is in memory: failed_syncs says so. Async-signal-safe. */
+bool pms_persist_send(struct pms_persist *p, int fd, bool start, bool wait);
+
 /* ---- files: 0 or errno; retried on EINTR and on short writes ---- */
 int pms_persist_pwrite(struct pms_persist *p, int fd, const void *data, size_t n, uint64_t offset);
 /* may change iov */

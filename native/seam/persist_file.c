@@ -120,6 +120,19 @@ int pms_persist_sync(struct pms_persist *p, int fd, const char *what, struct pms
     return status;
 }
 
+bool pms_persist_send(struct pms_persist *p, int fd, bool start, bool wait)
+{
+    unsigned int flags = SYNC_FILE_RANGE_WAIT_BEFORE;
+    flags |= start ? SYNC_FILE_RANGE_WRITE : 0u;
+    flags |= wait ? SYNC_FILE_RANGE_WAIT_AFTER : 0u;
+    int err = hook(PMS_PRIM_SYNC, fd, 0, 0);
+    if (!err && sync_file_range(fd, 0, 0, flags) != 0)
+        err = errno;
+    bool lost = err == EIO || err == ENOSPC || err == EDQUOT;
+    p->failed_syncs += lost;
+    return !lost;
+}
+
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes)
 {
     (void)p;

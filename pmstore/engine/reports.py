@@ -104,7 +104,8 @@ class Stats:
     Attributes:
         pinned_bytes: freed, but held by arrays that are still alive.
         faults: first writes that were noticed by page protection.
-        own_bytes: domain file: of pages that were written to and are this process's alone.
+        own_bytes: domain file: of pages that were written to, are this process's alone and take
+            memory.
         given_back_bytes: of these, what became the file's again since the open, for want of memory.
     """
 
