@@ -1,5 +1,5 @@
-"""The crash tests with a small budget, and that they would notice. `make crashtest` is the same
-with more images."""
+"""The crash tests with a small budget, and that they would notice. `make nightly WHAT=crashtest` is
+the same with more images."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_mutants_are_of_this_engine() -> None:
 
 
 def test_a_broken_engine_is_noticed() -> None:
-    """A few of `make mutants`: a fence, a write-back, a flush, recovery, and the sync before the
-    clean mark left out."""
+    """A few of `make nightly WHAT=mutants`: a fence, a write-back, a flush, recovery, and the sync
+    before the clean mark left out."""
     names = ["no_f1", "no_write_back", "entry_not_flushed", "recover_nothing", "clean_before_data"]
     command = [sys.executable, "-m", "crashtests.mutants", *names]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -265,8 +265,8 @@ def test_the_report_is_for_programs_too(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_long_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make crashtest-long` with one workload: interrupted after a round, started again, until
-    every model has its images."""
+    """`make nightly WHAT=crashtest-long` with one workload: interrupted after a round, started
+    again, until every model has its images."""
     whole, rounds = campaign.run, []
 
     def small(settings: campaign.Settings, console: Console) -> Report:

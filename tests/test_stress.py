@@ -1,5 +1,5 @@
-"""A short stress test, and that it would notice. `make stress` is the same for an hour, with 10,000
-kills."""
+"""A short stress test, and that it would notice. `make nightly WHAT=stress` is the same for an
+hour, with 10,000 kills."""
 
 from __future__ import annotations
 

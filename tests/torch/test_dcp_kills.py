@@ -1,5 +1,5 @@
-"""A drawn choice of what `python tests/torch/dcp_kills.py` (`make dcp-kills`) does at each
-primitive."""
+"""A drawn choice of what `python tests/torch/dcp_kills.py` (`make nightly WHAT=dcp-kills`) does at
+each primitive."""
 
 from __future__ import annotations
 
