@@ -18,6 +18,7 @@ import durations
 import left_behind
 import pairwise
 import pytest
+import pythons
 import turns
 from hypothesis import settings
 
@@ -79,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
+    pythons.close()
     if _turns is not None:
         _turns.close()
 
@@ -97,7 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             f"names of tests with addresses, which are never twice the same: {addresses}"
         )
     durations.mark(items)
-    if os.environ.get("PMSTORE_TESTS") == "all":
+    if pairwise.ALL:
         return
     left_out = pairwise.left_out(items)
     if not any("::" in word for word in config.args):  # one that is asked for runs

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pythons
 
 TIMEOUT = 600.0
 
@@ -29,18 +30,10 @@ def launch(
 
     Raises: AssertionError: a rank ended with another status than 0 (killed: than by SIGKILL).
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     names = ",".join(program.__name__ for program in programs)
     place = [programs[0].__module__.rpartition(".")[2], names, str(folder)]
     started = [
-        subprocess.Popen(
-            [sys.executable, __file__, *place, str(rank), str(world)],
-            cwd=Path(__file__).parent,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pythons.start([__file__, *place, str(rank), str(world)], cwd=Path(__file__).parent)
         for rank in range(world)
     ]
     try:
