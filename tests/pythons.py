@@ -72,6 +72,8 @@ class Python:
         assert _folder is not None
         self.words = list(words)
         self._said = Path(tempfile.mkdtemp(dir=_folder.name))
+        for name in ("stdout", "stderr"):  # one that is killed at once makes none
+            (self._said / name).touch()
         given = {
             "words": self.words,
             "cwd": str(cwd or Path.cwd()),

@@ -87,6 +87,7 @@ def figures(said: str) -> tuple[int, int]:
     )
 
 
+@pytest.mark.alone
 def test_memory_is_bounded_by_what_the_environment_says(disk: Path) -> None:
     path = disk / "large.pm"
     done = subprocess.run(
@@ -151,6 +152,7 @@ def start(group: Path, path: Path, steps: int, folder: Path) -> subprocess.Popen
         )
 
 
+@pytest.mark.alone
 def test_three_times_the_limit_of_a_control_group_with_kills(disk: Path) -> None:
     """Without the limit's share the system would end the program before the store is filled."""
     rng = random.Random(20261126)
