@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pythons
 import ranks  # type: ignore[import-not-found, unused-ignore]
 import torch
 
@@ -180,10 +179,7 @@ def _rank_dies(folder: Path, rank: int, results: dict[str, Any]) -> None:
 def test_an_end_of_one_rank_is_a_failure_of_all() -> None:
     with tempfile.TemporaryDirectory(prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm") as name:
         folder = Path(name)
-        words = [ranks.__file__, "test_run_endings", "_rank_dies", name]
-        started = [
-            pythons.start([*words, str(rank), "2"], cwd=Path(__file__).parent) for rank in range(2)
-        ]
+        started = ranks.start("test_run_endings", "_rank_dies", folder, 2)
         try:
             told = [process.communicate(timeout=ranks.TIMEOUT)[1] for process in started]
         finally:
