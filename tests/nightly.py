@@ -68,6 +68,8 @@ $PY -m pytest -c $root/pyproject.toml --rootdir=$root -p no:cacheprovider \\
     -k 'not gdb and not data_loader' $PYTEST_OPTIONS "${{files[@]}}"
 """
 
+# Not in turn: jobs (each of 117 runs undisturbed first: no choice of it is short), crashtest and
+# asan-python-quick (nobody has measured them on two cores since), and what fetches something.
 TASKS = {
     # ---- the tests of Python
     "test-long": Task(
