@@ -31,7 +31,7 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 test: $(STAMP)
 	$(PYTEST)
 
-# What tests/durations.json does not know to be slow: two minutes.
+# What tests/durations.json does not know to be slow: two minutes are aimed at.
 quick: $(STAMP)
 	$(PYTEST) -m quick
 
