@@ -1,6 +1,6 @@
 """Runs the crash tests.
 
-    python -m crashtests                     quick: what `make crashtest` runs
+    python -m crashtests                     quick: what `make nightly WHAT=crashtest` runs
     python -m crashtests --only write_small --model ii --seed 7
 
 Exit code 1 if anything failed, 130 if it was interrupted. The report is written either way.

@@ -1,5 +1,5 @@
-"""`make crashtest-long`: rounds of the crash tests, each with a seed of its own, until every model
-has had its images.
+"""`make nightly WHAT=crashtest-long`: rounds of the crash tests, each with a seed of its own, until
+every model has had its images.
 
     python -m crashtests.long --images 1000000
     python -m crashtests.long --report         what was done so far

@@ -1,6 +1,7 @@
 """Engines broken on purpose: the crash tests must notice each of them.
 
     python -m crashtests.mutants [NAME ...]
+    python -m crashtests.mutants --drawn COUNT SEED
 
 A mutant is one edit of a copy of `native/`. It is killed when a crash workload fails on it. Those
 that nothing can tell from the engine are listed as equivalent, with the reason. Exit code 1 if any
@@ -12,6 +13,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -203,9 +205,19 @@ def write(verdicts: list[Verdict], folder: Path = jobs.BUILD) -> None:
     (folder / "mutants.md").write_text("\n".join(lines) + "\n")
 
 
+def chosen(words: list[str]) -> list[Mutant]:
+    """By name; or `--drawn COUNT SEED`. No word: all."""
+    if words[:1] == ["--drawn"]:
+        count, seed = map(int, words[1:])
+        return random.Random(seed).sample(MUTANTS, count)
+    if unknown := set(words) - {m.name for m in MUTANTS}:
+        raise SystemExit(f"no such mutant: {', '.join(sorted(unknown))}")
+    return [m for m in MUTANTS if not words or m.name in words]
+
+
 def main() -> int:
     console = Console(stderr=True)
-    wanted = [m for m in MUTANTS if len(sys.argv) < 2 or m.name in sys.argv[1:]]
+    wanted = chosen(sys.argv[1:])
     if problems := [said for m in wanted if (said := stale(m))]:
         raise SystemExit("\n".join(problems))
     shutil.rmtree(MUTANTS_BUILD, ignore_errors=True)

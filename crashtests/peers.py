@@ -1,6 +1,6 @@
 """Peers through the same harness: what a crash leaves of a checkpoint, by how it was saved.
 
-    python -m crashtests.peers                          all: `make crashtest-peers`
+    python -m crashtests.peers                          all: `make nightly WHAT=crashtest-peers`
     python -m crashtests.peers --only dcp --only lmdb --images 5000 --seed 7
 
 Each peer (peer_savers.py) saves a few steps under a recorder (native/watch.c) that sees every

@@ -219,8 +219,8 @@ def _saved(name: str) -> Any:
 
 
 def saved_mutants() -> dict[str, Any]:
-    """Of the last `make mutants`, which takes its own time, and of which commit that was; zeros: it
-    was not run."""
+    """Of the last `make nightly WHAT=mutants`, which takes its own time, and of which commit that
+    was; zeros: it was not run."""
     found = _saved("mutants.json") or {}
     return {key: found.get(key, 0) for key in ("total", "killed", "equivalent")} | {
         "commit": found.get("commit", "")

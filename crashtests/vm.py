@@ -1,6 +1,6 @@
 """Real media: the engine in a virtual machine whose plug is pulled.
 
-    python -m crashtests.vm                             `make crashtest-vm`
+    python -m crashtests.vm                             `make nightly WHAT=crashtest-vm`
     python -m crashtests.vm --kills 200 --images 2000 --seed 7
 
 dax: a machine with an NVDIMM (ext4 with -o dax, so that MAP_SYNC is real) commits for ever. It is

@@ -96,7 +96,7 @@ def chosen(name: str) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
         raise SystemExit(
             f"no GPU: torch {torch.__version__} sees none. Give another Python, whose torch has "
-            "CUDA: make gpu-check GPU_PYTHON=...; or try the steps in host memory: "
+            "CUDA: make nightly WHAT=gpu-check GPU_PYTHON=...; or try the steps in host memory: "
             f"{sys.executable} -m gpu_check --device cpu"
         )
     return torch.device(name)

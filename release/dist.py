@@ -5,8 +5,8 @@ A wheel for each CPython that is found here, for x86-64 and aarch64, and for any
 They are built from the source package: what is not in that is in no wheel.
 
 Each wheel for this machine is installed into an empty environment whose PATH has no compiler, and
-runs what a newcomer runs: release/newcomer.py. `make dist-test` runs tests from the unpacked
-source package.
+runs what a newcomer runs: release/newcomer.py. `make nightly WHAT=dist-test` runs tests from the
+unpacked source package.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`make dist-test`: tests from the source package of `make dist`, unpacked and built by this
-machine's compiler. Those that need files outside the package, so that none is missing.
+"""`make nightly WHAT=dist-test`: tests from the source package of `make dist`, unpacked and built
+by this machine's compiler. Those that need files outside the package, so that none is missing.
 
 What else they need are the packages of the environment of `make venv`, but for pmstore."""
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import durations
 import left_behind
 import pairwise
 import pytest
+import pythons
+import turns
 from hypothesis import settings
 
 import pmstore
@@ -32,6 +38,7 @@ if spec is not None and spec.origin is None:
 
 MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way
+BEGAN = pytest.StashKey[float]()
 
 for size in ("COLUMNS", "LINES"):  # of the terminal: pytest-xdist tells its workers of one
     os.environ.pop(size, None)
@@ -53,17 +60,67 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if program else None
 
 
+MARKERS = {
+    "pairwise": pairwise.__doc__,
+    "nightly": "`make test` has another sample of it; `make nightly WHAT=test-long` has all",
+    "quick": durations.__doc__,
+    "alone": turns.__doc__,
+}
+_turns: turns.Turns | None = None
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"pairwise: {pairwise.__doc__}")
+    global _turns
+    for name, means in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {means}")
+    if hasattr(config, "workerinput"):
+        _turns = turns.Turns(config.workerinput["testrunuid"])
+    if file := os.environ.get("PMSTORE_DURATIONS"):
+        config.pluginmanager.register(durations.Measure(config.rootpath / file))
+
+
+def pytest_unconfigure() -> None:
+    pythons.close()
+    if _turns is not None:
+        _turns.close()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if _turns is None:
+        return (yield)
+    with _turns.taken(item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("PMSTORE_TESTS") == "all":
+    if addresses := [item.nodeid for item in items if re.search("0x[0-9a-f]{6}", item.nodeid)]:
+        raise pytest.UsageError(
+            f"names of tests with addresses, which are never twice the same: {addresses}"
+        )
+    durations.mark(items)
+    if pairwise.ALL:
         return
     left_out = pairwise.left_out(items)
+    if not any("::" in word for word in config.args):  # one that is asked for runs
+        left_out |= {item for item in items if item.get_closest_marker("nightly")}
     items[:] = [item for item in items if item not in left_out]
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.stash[BEGAN] = time.monotonic()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    took = time.monotonic() - terminalreporter._session.stash[BEGAN]
+    if config.option.markexpr == "quick" and took > durations.AIM_SECONDS:
+        terminalreporter.write_line(
+            f"These took {took:.0f} s, and {durations.AIM_SECONDS} s are aimed at, on two cores "
+            "with nothing beside. `make nightly WHAT=durations` measures what is quick.",
+            yellow=True,
+        )
 
 
 def pytest_collection_finish() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pythons
 
 SIGNALS = sorted(signal.valid_signals())
 LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
@@ -41,10 +42,12 @@ def _umask() -> str:
 
 
 def _children() -> set[int]:
-    """Processes that have not ended. Those that multiprocessing keeps for itself are no test's."""
+    """Processes that have not ended. Those that multiprocessing keeps for itself, and the one
+    that starts programs, are no test's."""
     trackers = {
         getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None),
         getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None),
+        pythons.server_pid(),
     }
     found = set()
     for task in os.listdir(TASKS):

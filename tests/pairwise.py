@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Set
 from itertools import combinations
 
 import pytest
+
+ALL = os.environ.get("PMSTORE_TESTS") == "all"
+"""Nightly: what `make test` has a sample of is done as a whole."""
 
 
 def _pairs(item: pytest.Item) -> Set[object]:

@@ -1,5 +1,5 @@
-"""The crash tests with a small budget, and that they would notice. `make crashtest` is the same
-with more images."""
+"""The crash tests with a small budget, and that they would notice. `make nightly WHAT=crashtest` is
+the same with more images."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pairwise import ALL
 from rich.console import Console
 
 from crashtests import built, campaign, jobs, long, mixtures, mutant_list, mutants
 from crashtests.report import Report, commit_id, leave
 
 ROOT = Path(__file__).resolve().parent.parent
+KILL_STEP = "41" if ALL else "123"
 IMAGES = int(os.environ.get("PMS_CRASH_IMAGES", "250"))
 
 pytestmark = pytest.mark.skipif(
@@ -36,19 +38,37 @@ def crashtests(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[
     return run, json.loads((ROOT / "build" / "crashtest" / "report.json").read_text())
 
 
-def test_every_image_recovers() -> None:
+TRAINED = ("train_adamw", "train_kmeans", "train_sgd", "train_gmm")
+
+
+def halves() -> list[tuple[tuple[str, ...], list[str]]]:
+    """Models, and workloads: each workload under a death of the process or damage, and under a
+    failure of power. Nightly: each under all four."""
+    names = [*jobs.workloads(jobs.build()), *TRAINED]
+    if ALL:
+        return [(("i", "ii", "iii", "iv"), names)]
+    return [(("i", "ii"), names[::2]), (("iii", "iv"), names[1::2])]
+
+
+@pytest.mark.parametrize("half", range(2))
+def test_every_image_recovers(half: int) -> None:
     """Of real training too: AdamW, SGD on slots, KMeans, a Gaussian mixture, whose states are
     compared in Python."""
-    models = ("i", "ii", "iii", "iv")
+    if half >= len(halves()):
+        pytest.skip("the other one had everything")
+    models, names = halves()[half]
     run, report = crashtests(
-        "--images", str(IMAGES), *(word for model in models for word in ("--model", model))
+        "--images",
+        str(IMAGES),
+        *(word for model in models for word in ("--model", model)),
+        *(word for name in names for word in ("--only", name)),
     )
     assert run.returncode == 0, run.stdout + run.stderr
     for model in models:
         found = report["models"][model]  # type: ignore[index]
         assert found["failures"] == 0
         assert found["distinct"] >= IMAGES
-        for name in ("train_adamw", "train_kmeans", "train_sgd", "train_gmm"):
+        for name in set(TRAINED) & set(names):
             assert report["workloads"][name][model] > 0  # type: ignore[index]
 
 
@@ -78,7 +98,7 @@ def test_mixtures_recover() -> None:
 
 
 def test_every_kill_recovers() -> None:
-    run, report = crashtests("--model", "kill", "--kill-step", "41")
+    run, report = crashtests("--model", "kill", "--kill-step", KILL_STEP)
     assert run.returncode == 0, run.stdout + run.stderr
     assert report["kills"]["trials"] > 200  # type: ignore[index]
 
@@ -143,8 +163,8 @@ def test_mutants_are_of_this_engine() -> None:
 
 
 def test_a_broken_engine_is_noticed() -> None:
-    """A few of `make mutants`: a fence, a write-back, a flush, recovery, and the sync before the
-    clean mark left out."""
+    """A few of `make nightly WHAT=mutants`: a fence, a write-back, a flush, recovery, and the sync
+    before the clean mark left out."""
     names = ["no_f1", "no_write_back", "entry_not_flushed", "recover_nothing", "clean_before_data"]
     command = [sys.executable, "-m", "crashtests.mutants", *names]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -265,8 +285,8 @@ def test_the_report_is_for_programs_too(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_long_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`make crashtest-long` with one workload: interrupted after a round, started again, until
-    every model has its images."""
+    """`make nightly WHAT=crashtest-long` with one workload: interrupted after a round, started
+    again, until every model has its images."""
     whole, rounds = campaign.run, []
 
     def small(settings: campaign.Settings, console: Console) -> Report:

@@ -1,5 +1,5 @@
-"""`make gpu-check`, with host memory as the device: every step that needs no GPU has run before it
-meets one."""
+"""`make nightly WHAT=gpu-check`, with host memory as the device: every step that needs no GPU has
+run before it meets one."""
 
 from __future__ import annotations
 

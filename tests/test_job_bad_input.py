@@ -248,6 +248,7 @@ def test_one_rank_ends_early(job: Try) -> None:
     assert joined[0] == joined[1] >= 5
 
 
+@pytest.mark.alone  # a rank waits for two seconds
 @pytest.mark.parametrize("case", ["attach_at_one", "without_a_job_at_one"])
 @pytest.mark.parametrize("new", [True, False], ids=["new", "stored"])
 def test_only_some_ranks_attach(job: Try, case: str, new: bool) -> None:
@@ -263,6 +264,7 @@ def test_only_some_ranks_attach(job: Try, case: str, new: bool) -> None:
     assert job.content()[0] == before
 
 
+@pytest.mark.alone  # a rank waits for two seconds
 def test_a_rank_comes_late(trained: Try) -> None:
     trained.timeout = 2
     before = trained.content()
@@ -277,6 +279,7 @@ def test_a_rank_comes_late(trained: Try) -> None:
     assert trained.right("trains:8") == [TRAINED, TRAINED]
 
 
+@pytest.mark.alone  # a rank waits for two seconds
 @pytest.mark.parametrize(
     ("case", "others"),
     [

@@ -1,6 +1,6 @@
 """Views outlive everything: `del`, replacement, the roll back of the transaction that made them,
 `close`, a crash beside them, and the interpreter's end. Never a segmentation fault, never another
-object's bytes. `make asan-python` runs this file, too.
+object's bytes. `make nightly WHAT=asan-python` runs this file, too.
 """
 
 from __future__ import annotations

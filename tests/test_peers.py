@@ -1,5 +1,5 @@
-"""Peers under the crash tests with a small budget (`make crashtest-peers`: with more), and the
-recorder behind them."""
+"""Peers under the crash tests with a small budget (`make nightly WHAT=crashtest-peers`: with more),
+and the recorder behind them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_program(program: str, shm: Path) -> None:
 
 
 def test_the_runner(shm: Path) -> None:
-    """`make upstream-pymm`, with a checkout of two programs of ours."""
+    """`make nightly WHAT=upstream-pymm`, with a checkout of two programs of ours."""
     folder = shm / "checkout" / "testing"
     folder.mkdir(parents=True)
     (folder / "good.py").write_text(

@@ -1,5 +1,6 @@
-"""What PyMM's own programs do (`make upstream-pymm` runs them): autograd graphs of members, both
-orders of a shelf's arguments, names of a transaction, memory, files that are read into members."""
+"""What PyMM's own programs do (`make nightly WHAT=upstream-pymm` runs them): autograd graphs of
+members, both orders of a shelf's arguments, names of a transaction, memory, files that are read
+into members."""
 
 from __future__ import annotations
 

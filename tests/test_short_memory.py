@@ -88,6 +88,7 @@ def figures(said: str) -> tuple[int, int]:
     )
 
 
+@pytest.mark.alone
 def test_memory_is_bounded_by_what_the_environment_says(disk: Path) -> None:
     path = disk / "large.pm"
     done = subprocess.run(
@@ -149,6 +150,7 @@ def start(group: Path, program: list[str], folder: Path) -> subprocess.Popen[str
         )
 
 
+@pytest.mark.alone
 def test_three_times_the_limit_of_a_control_group_with_kills(disk: Path) -> None:
     """Without the limit's share the system would end the program before the store is filled."""
     rng = random.Random(20261126)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pythons
 
 import pmstore
 
@@ -297,21 +298,7 @@ def test_gloo(path: Path, shm: Path, how: str) -> None:
     """Receiving into stored tensors: gloo has the kernel write into them."""
     pytest.importorskip("torch")
     ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-c",
-                GLOO,
-                str(path),
-                str(shm / "meeting"),
-                str(rank),
-                how,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pythons.start(["-W", "ignore", "-c", GLOO, str(path), str(shm / "meeting"), str(rank), how])
         for rank in range(2)
     ]
     try:

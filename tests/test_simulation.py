@@ -214,7 +214,13 @@ def test_a_failing_job_ends_and_repeats_itself() -> None:
 # ---- the figures
 
 
-@pytest.mark.parametrize("name", FIGURES)
+LONG = ("convergence",)
+"""As long as all others together. test_simulate and test_the_optimum_is_... ask a part of it."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.nightly if one in LONG else ()) for one in FIGURES]
+)
 def test_figures(name: str) -> None:
     failures = [failure for figure in FIGURES[name](SIZE) for failure in figure.failures]
     assert not failures

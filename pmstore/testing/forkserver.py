@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import mmap
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,17 +50,25 @@ class ForkServer:
     """Runs workloads in forked children and kills them. It is also a context manager, which ends
     the server.
 
-    search_path: folders for the server's `sys.path`, where the workloads' modules are.
+    search_path: folders for the server's `sys.path`, where the workloads' modules are. preload:
+        modules that it imports at once. environment: more of it.
     """
 
-    def __init__(self, search_path: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        search_path: Sequence[str] = (),
+        *,
+        preload: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         command = [sys.executable, "-c", "from pmstore.testing.forkserver import _serve; _serve()"]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*search_path, os.environ.get("PYTHONPATH", "")]),
-        }
+        path = os.pathsep.join([*search_path, os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [*command, *preload],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {}), "PYTHONPATH": path},
         )
 
     def run(
@@ -76,20 +86,28 @@ class ForkServer:
             that persistence primitive. timeout_seconds: then it is killed whatever else was asked
             for.
         """
+        asked = {"workload": workload, "args": list(args), "kill_at": kill_at}
+        return KilledRun(**self._ask("run", **asked, delay=delay_seconds, timeout=timeout_seconds))
+
+    def start(self, workload: str, args: Sequence[Any] = ()) -> int:
+        """Runs `module:function` in a child beside others. Returns its id, which stays its own
+        until `ended` has told of it. Nothing is acknowledged: the first argument does nothing."""
+        return int(self._ask("start", workload=workload, args=list(args), kill_at=0))
+
+    def ended(self, pids: Sequence[int]) -> dict[int, int]:
+        """Which of the children that were started have ended, and how, as Popen has it: each is
+        told of once."""
+        return {int(pid): status for pid, status in self._ask("ended", pids=list(pids)).items()}
+
+    def _ask(self, what: str, **request: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = {
-            "workload": workload,
-            "args": list(args),
-            "delay": delay_seconds,
-            "kill_at": kill_at,
-        }
-        self._process.stdin.write(json.dumps({**request, "timeout": timeout_seconds}) + "\n")
+        self._process.stdin.write(json.dumps({"what": what, **request}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the fork server ended with status {self._process.wait()}")
-        return KilledRun(**json.loads(line))
+        return json.loads(line)
 
     def close(self) -> None:
         """Ends the server. Idempotent."""
@@ -110,24 +128,45 @@ def _serve() -> None:
     """Runs the server's loop: it reads one request a line, and writes one answer a line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a workload prints is no answer
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     board = shared_words(1)
+    answer = {"run": _run, "start": _fork, "ended": _ended}
     for line in sys.stdin:
         request = json.loads(line)
-        module, _, name = request["workload"].partition(":")
-        function = getattr(importlib.import_module(module), name)
-        board[0] = -1
-        child = os.fork()
-        if child == 0:
-            _work(function, board, request)
-        status = _wait(child, request["delay"], request["timeout"])
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        answer = {
-            "acknowledged": board[0],
-            "killed": killed,
-            "exit_code": 0 if killed else os.waitstatus_to_exitcode(status),
-        }
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(answer[request["what"]](request, board)) + "\n")
         answers.flush()
+
+
+def _run(request: dict[str, Any], board: memoryview) -> dict[str, Any]:
+    board[0] = -1
+    status = _wait(_fork(request, board), request["delay"], request["timeout"])
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return {
+        "acknowledged": board[0],
+        "killed": killed,
+        "exit_code": 0 if killed else os.waitstatus_to_exitcode(status),
+    }
+
+
+def _fork(request: dict[str, Any], board: memoryview) -> int:
+    module, _, name = request["workload"].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    gc.collect()
+    gc.freeze()  # else each collection of a child looks at all of torch, and copies its pages
+    child = os.fork()
+    if child == 0:
+        _work(function, board, request)
+    return child
+
+
+def _ended(request: dict[str, Any], _: memoryview) -> dict[int, int]:
+    ended = {}
+    for pid in request["pids"]:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            ended[pid] = os.waitstatus_to_exitcode(status)
+    return ended
 
 
 def _work(function: Callable[..., object], board: memoryview, request: dict[str, Any]) -> None:
@@ -140,6 +179,8 @@ def _work(function: Callable[..., object], board: memoryview, request: dict[str,
     except BaseException:
         traceback.print_exc()
     finally:
+        with suppress(Exception):
+            sys.stdout.flush()
         os._exit(code)
 
 

@@ -1,5 +1,5 @@
 """Two workers of Ray Train whose checkpoints are epochs of tiers, stopped and gone on with. Run by
-`make frameworks-all`: Ray takes half a minute to begin."""
+`make nightly WHAT=frameworks-all`: Ray takes half a minute to begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Of `make frameworks-all`. (Files that are not called test_* are in no other list.)"""
+"""Of `make nightly WHAT=frameworks-all`. (Files that are not called test_* are in no other
+list.)"""
 
 from __future__ import annotations
 

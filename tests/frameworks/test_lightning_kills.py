@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import ALL
 
 from pmstore.testing import ForkServer
 
@@ -29,6 +30,8 @@ PLACES = {
     "saving": ["step"],
 }
 """Of each program, where it dies."""
+KILLS = 2 if ALL else 1
+"""At each place."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def test_killed_and_started_again(tmp_path: Path, server: ForkServer, which: str
         kills = 0
         while True:
             most = {"primitive": 150, "epoch end": 2}.get(place, 13)  # there are more of each
-            kill = (place, chance.randrange(1, most)) if kills < 2 else ("", 0)
+            kill = (place, chance.randrange(1, most)) if kills < KILLS else ("", 0)
             life = live(name, kill)
             if not life.killed:
                 break

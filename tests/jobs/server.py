@@ -7,18 +7,16 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import importlib
-import json
 import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pmstore.testing import ForkServer
 
 _HERE = Path(__file__).resolve()
 _PACKAGE_FOLDER = _HERE.parents[len(__package__.split("."))]
@@ -40,15 +38,15 @@ def free_port() -> int:
 class Ranks:
     """Processes under way. pids: by rank; status: how those that ended did, as Popen has it."""
 
-    def __init__(self, server: JobServer, pids: list[int]) -> None:
+    def __init__(self, forks: ForkServer, pids: list[int]) -> None:
         self.pids = pids
         self.status: dict[int, int] = {}
-        self._server = server
+        self._forks = forks
 
     def poll(self) -> dict[int, int]:
         """By rank: who has ended, and how."""
         left = [pid for rank, pid in enumerate(self.pids) if rank not in self.status]
-        for pid, status in self._server.ask(op="poll", pids=left)["ended"]:
+        for pid, status in self._forks.ended(left).items():
             self.status[self.pids.index(pid)] = status
         return self.status
 
@@ -86,36 +84,13 @@ class JobServer:
     def __init__(
         self, package: str = __package__, modules: Sequence[str] = ("life", "bad")
     ) -> None:
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"from {__package__}.server import serve; serve()",
-                package,
-                *modules,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(
-                    [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH", "")]
-                ),
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",  # none that a fork would lose
-            },
+        self._package = package
+        # the first optimizer imports torch._dynamo: here once, before the forks
+        imported = [f"{package}.{module}" for module in modules]
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # none that a fork loses
+        self._forks = ForkServer(
+            [str(_PACKAGE_FOLDER)], preload=[*imported, "torch._dynamo"], environment=threads
         )
-
-    def ask(self, **request: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the job server ended with status {self._process.wait()}")
-        return json.loads(line)
 
     def start(
         self,
@@ -136,23 +111,17 @@ class JobServer:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }
-        told = self.ask(
-            op="start",
-            function=function,
-            folder=str(folder),
-            arguments=[list(one) for one in arguments],
-            environment=world | dict(environment or {}),
-            namespaces=list(namespaces),
-        )
-        return Ranks(self, told["pids"])
+        pids = []
+        for rank, given in enumerate(arguments):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **world, **(environment or {})}
+            namespace = namespaces[rank] if namespaces else None
+            told = [f"{self._package}.{function}", list(given), str(folder), own, namespace]
+            pids.append(self._forks.start(f"{__package__}.server:live", told))
+        return Ranks(self._forks, pids)
 
     def close(self) -> None:
         """Idempotent."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+        self._forks.close()
 
     def __enter__(self) -> JobServer:
         return self
@@ -161,63 +130,27 @@ class JobServer:
         self.close()
 
 
-def serve() -> None:
-    """One request a line, one answer a line."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a rank prints is no answer
-    # the first optimizer imports torch._dynamo: here once, before the forks
-    _, package, *modules = sys.argv
-    for name in (*(f"{package}.{module}" for module in modules), "torch._dynamo"):
-        importlib.import_module(name)
-    for line in sys.stdin:
-        request = json.loads(line)
-        answers.write(json.dumps(_start(request) if request["op"] == "start" else _poll(request)))
-        answers.write("\n")
-        answers.flush()
-
-
-def _start(request: dict[str, Any]) -> dict[str, Any]:
-    pids = []
-    for rank, arguments in enumerate(request["arguments"]):
-        pid = os.fork()
-        if pid == 0:
-            _rank(rank, arguments, request)
-        pids.append(pid)
-    return {"pids": pids}
-
-
-def _poll(request: dict[str, Any]) -> dict[str, Any]:
-    ended = []
-    for pid in request["pids"]:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            ended.append((pid, os.waitstatus_to_exitcode(status)))
-    return {"ended": ended}
-
-
-def _rank(rank: int, arguments: list[Any], request: dict[str, Any]) -> None:
-    code = 1
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        errors = os.open(f"{request['folder']}/stderr{rank}", flags, 0o600)
-        os.dup2(errors, 1)
-        os.dup2(errors, 2)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it hangs
-        if request["namespaces"]:
-            place = os.open(request["namespaces"][rank], os.O_RDONLY)
-            if libc.setns(place, 0) != 0:
-                raise OSError(ctypes.get_errno(), "setns")
-        os.environ.update(request["environment"], RANK=str(rank), LOCAL_RANK=str(rank))
-        module, _, name = request["function"].partition(":")
-        function = getattr(importlib.import_module(f"{sys.argv[1]}.{module}"), name)
-        function(*arguments)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def live(
+    acknowledge: object,
+    function: str,
+    arguments: list[Any],
+    folder: str,
+    environment: dict[str, str],
+    namespace: str | None,
+) -> None:
+    """One rank's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    errors = os.open(f"{folder}/stderr{environment['RANK']}", flags, 0o600)
+    os.dup2(errors, 1)
+    os.dup2(errors, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it hangs
+    if namespace is not None:
+        place = os.open(namespace, os.O_RDONLY)
+        if libc.setns(place, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+    os.environ.update(environment)
+    module, _, name = function.partition(":")
+    getattr(importlib.import_module(module), name)(*arguments)

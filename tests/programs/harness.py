@@ -64,14 +64,21 @@ def server() -> ForkServer:
     return ForkServer([str(_PACKAGE_FOLDER)])
 
 
-def examine(program: Program, forks: ForkServer, seed: int = 0) -> Report:
-    """Everything that is done with one program."""
+def examine(
+    program: Program,
+    forks: ForkServer,
+    seed: int = 0,
+    kills: int = KILLS,
+    stops: int = STOPS_OF_A_KIND,
+) -> Report:
+    """Everything that is done with one program: so many kills and stops of a kind, or more, until
+    one has come within a step, and one life has gone on."""
     chance = random.Random(f"{program.name} {seed}")
     report = Report(program.name, domain=chance.choice(_IN_MEMORY if program.memory else _DOMAINS))
     began = time.monotonic()
     memory = None if report.domain == "file" else "/dev/shm"
     with tempfile.TemporaryDirectory(prefix="pmstore-program-", dir=memory) as folder:
-        _Examination(program, forks, chance, Path(folder), report).run()
+        _Examination(program, forks, chance, Path(folder), report, kills, stops).run()
     report.seconds = time.monotonic() - began
     return report
 
@@ -88,7 +95,10 @@ class _Examination:
         chance: random.Random,
         folder: Path,
         report: Report,
+        kills: int,
+        stops: int,
     ) -> None:
+        self.kills, self.stops = kills, stops
         self.program = program
         self.forks = forks
         self.chance = chance
@@ -143,7 +153,7 @@ class _Examination:
     def _disturbed(self, deed: str) -> None:
         """Lives on one store, each disturbed once, until one ends by itself; on other stores, until
         there were enough."""
-        wanted = KILLS if deed == "kill" else STOPS_OF_A_KIND
+        wanted = self.kills if deed == "kill" else self.stops
         fired = in_step = resumed = lives = 0
         while fired < wanted or not in_step or not resumed:
             home = self._home(deed)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys, threading, time
 import numpy as np
@@ -42,6 +44,7 @@ BUFFERS = 16 * MIB
 """Of the threads that write."""
 
 
+@pytest.mark.alone
 def test_memory_is_bounded_as_the_system_counts_it(shm: Path) -> None:
     """A commit changes 64 MiB under a flush that may keep 8."""
     done = subprocess.run(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,15 @@ Program = Callable[[Path, int, dict[str, Any]], None]
 """Called with its folder, the rank, and where to put what it finds."""
 
 
+def start(module: str, names: str, folder: Path, world: int) -> list[Any]:
+    """Ranks under way, as `subprocess.Popen` has them."""
+    import pythons  # in the tests' process alone: a fork server of tests does not find it
+
+    words = [__file__, module, names, str(folder)]
+    here = Path(__file__).parent
+    return [pythons.start([*words, str(rank), str(world)], cwd=here) for rank in range(world)]
+
+
 def launch(
     programs: Sequence[Program], folder: Path, world: int, killed: bool = False
 ) -> dict[str, list[Any]]:
@@ -29,20 +37,8 @@ def launch(
 
     Raises: AssertionError: a rank ended with another status than 0 (killed: than by SIGKILL).
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     names = ",".join(program.__name__ for program in programs)
-    place = [programs[0].__module__.rpartition(".")[2], names, str(folder)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, *place, str(rank), str(world)],
-            cwd=Path(__file__).parent,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
+    started = start(programs[0].__module__.rpartition(".")[2], names, folder, world)
     try:
         ended = [process.communicate(timeout=TIMEOUT) for process in started]
     finally:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import pythons
 import torch.distributed.checkpoint as dcp
 from dcp_attached import OPTIMIZERS, begin, expected, in_heap, plain
 from dcp_runs import assert_same, state_of
@@ -21,14 +20,8 @@ pytestmark = pytest.mark.filterwarnings(
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where runs of each optimizer saved, loaded, committed and were killed."""
     folder = tmp_path_factory.mktemp("attached")
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "dcp_attached.py", str(folder)],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    program = ["-W", "ignore", str(Path(__file__).with_name("dcp_attached.py")), str(folder)]
+    ended = pythons.run(program, timeout=600)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     lines = ended.stdout.splitlines()
     assert len(lines) == 5 * len(OPTIMIZERS)

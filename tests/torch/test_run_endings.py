@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -180,18 +179,7 @@ def _rank_dies(folder: Path, rank: int, results: dict[str, Any]) -> None:
 def test_an_end_of_one_rank_is_a_failure_of_all() -> None:
     with tempfile.TemporaryDirectory(prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm") as name:
         folder = Path(name)
-        arguments = [sys.executable, ranks.__file__, "test_run_endings", "_rank_dies", name]
-        started = [
-            subprocess.Popen(
-                [*arguments, str(rank), "2"],
-                cwd=Path(__file__).parent,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
+        started = ranks.start("test_run_endings", "_rank_dies", folder, 2)
         try:
             told = [process.communicate(timeout=ranks.TIMEOUT)[1] for process in started]
         finally:

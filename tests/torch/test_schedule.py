@@ -98,13 +98,15 @@ def test_a_scheduler_of_ones_own_with_two_targets(store: pmstore.Store) -> None:
     scheduler = CommitScheduler(
         store=store,
         targets={"store": store.commit, "copy": lambda: flushed.append(store.epoch)},
-        known=Known(failure_rate_per_second={"store": 1e3, "copy": 1e2}),
+        # however short a step is, one of them is due at its end
+        known=Known(failure_rate_per_second={"store": 1e9, "copy": 1e8}),
     )
     run = attach(store, model=model, optimizer=optimizer, policy=scheduler)
     assert run.scheduler is scheduler
     train(run, model, optimizer, 30)
     assert flushed
     chosen = [decision.target for decision in scheduler.decisions]
+    assert {decision.step for decision in scheduler.decisions} == set(range(31))
     # a loop ends with a commit: the run makes it by itself where the rule names another target
     own = chosen[-1] != "store"
     assert run.stats().commits == chosen.count("store") + own > own

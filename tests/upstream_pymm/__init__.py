@@ -1,2 +1,2 @@
-"""PyMM's own programs and unit tests, from a checkout of its repositories (`make upstream-pymm`).
-Nothing of them is here."""
+"""PyMM's own programs and unit tests, from a checkout of its repositories (`make nightly
+WHAT=upstream-pymm`). Nothing of them is here."""
