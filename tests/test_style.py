@@ -300,9 +300,6 @@ def test_no_file_of_the_package_is_longer_than_a_reader_likes(path: Path) -> Non
     assert len(path.read_text().splitlines()) <= 700
 
 
-_TO_BE_READ = {"torch"}
-"""Rooms whose docstrings have not been read aloud yet."""
-
 _PREPOSITIONS = re.compile(
     r"(?:Of|At|In|To|From|For|By|With|After|Before|On|Under|Over|As|Like|Without|Into|Around|Behind"
     r"|Beside|Between|Among|Against|During|Since|Until|Within|Through|Along|Above|Below)\b"
@@ -318,9 +315,7 @@ def _docstrings(path: Path) -> Iterator[tuple[int, str, str]]:
             yield node.body[0].lineno, getattr(node, "name", path.stem), text
 
 
-@pytest.mark.parametrize(
-    "module", [module for module in MODULES if _python_layer(module) not in _TO_BE_READ]
-)
+@pytest.mark.parametrize("module", MODULES)
 def test_no_docstring_begins_with_a_preposition(module: str) -> None:
     """A sentence has a subject, a verb and an object: "Of one store." has none of them."""
     bare = [

@@ -302,8 +302,8 @@ def _checked(store: Store, name: str, program: Program) -> Pieces:
 
 @contextmanager
 def _committing(store: Store) -> Iterator[None]:
-    """As a transaction block, but it does not begin with a commit of mirrors: a job's store could
-    not commit again when it is left. REQUIRES: nothing else is pending."""
+    """Commits as a transaction block does, but does not begin with a commit of mirrors: a job's
+    store could not commit again when it is left. REQUIRES: nothing else is pending."""
     try:
         yield
         store.commit()

@@ -105,7 +105,7 @@ class Keeper:
         mode: Literal["min", "max"],
         tier: str | None,
     ) -> Flush | None:
-        """Of the last commit. REQUIRES: no step is open, or run.commit() has ended it."""
+        """Keeps the last commit. REQUIRES: no step is open, or run.commit() has ended it."""
         steps, progress = self._steps, self._steps.progress
         if steps.pending is not None:
             steps.pending.wait()

@@ -126,8 +126,8 @@ class Pieces:
         return named
 
     def find_parameters(self) -> None:
-        """For the parts that keep something of each. REQUIRES: `follow`, and `sync` of all
-        optimizers, since anything has changed."""
+        """Finds the parameters for the parts that keep something of each. REQUIRES: `follow`, and
+        `sync` of all optimizers, since anything has changed."""
         known, at = self._all_of, 1
         first = self.model.parameters if self.model is not None else self
         if known and known[0] is first:
@@ -141,7 +141,8 @@ class Pieces:
         self._all_of = [first, *(one.synced for one in self.optimizers.values())]
 
     def spend(self, optimizer: torch.optim.Optimizer) -> None:
-        """After its step. What another optimizer has parameters of too, that one may still use."""
+        """Marks gradients as used, after an optimizer's step. Another optimizer that has the same
+        parameters may still use them."""
         assert self.gradients is not None
         if len(self._users) == 1:
             for group in optimizer.param_groups:

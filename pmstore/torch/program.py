@@ -96,7 +96,7 @@ class Program:
 
     @property
     def format(self) -> int:
-        """Of the run that is written."""
+        """The format of the run that is written."""
         return SHARDED_FORMAT if any(map(is_sharded, self.tensors())) else FORMAT
 
     def tensors(self) -> list[torch.Tensor]:

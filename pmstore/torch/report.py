@@ -96,7 +96,7 @@ def metrics(steps: Steps) -> dict[str, float]:
 
 
 def _resident_bytes() -> int:
-    """Of this process, the store's pages that it has touched among them."""
+    """Returns the resident bytes of this process, with the store's pages that it has touched."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

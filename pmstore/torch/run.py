@@ -86,7 +86,7 @@ class Run:
 
     @property
     def agreed_step(self) -> int | None:
-        """In a job, the newest step that every rank is known to have committed: no crash goes
+        """The newest step that every rank of a job is known to have committed: no crash goes
         further back. None: the run is in no job.
 
         Raises: PeerLostError, MixedStoresError, as the next commit would.

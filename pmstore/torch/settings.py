@@ -133,7 +133,7 @@ def settings_of_loader(loader: Any) -> Settings:
 
 
 def settings_of_scaler(scaler: Any) -> Settings:
-    """Of a gradient scaler; its scale is no setting."""
+    """Returns the settings of a gradient scaler; its scale is no setting."""
     found: Settings = {"class": _kind(scaler)}
     held: Mapping[str, Any] = getattr(scaler, "__dict__", {})
     for key in ("_enabled", "_growth_factor", "_backoff_factor", "_growth_interval"):
@@ -149,7 +149,8 @@ _SETTINGS_OF: dict[str, Callable[[Any], Settings]] = {
 
 
 def fingerprint(program: Program) -> dict[str, Settings]:
-    """By piece, as their paths under the run's name. Touches nothing."""
+    """Returns the settings by piece, whose names are paths under the run's name. Touches
+    nothing."""
     found = {
         under("optimizer", key): settings_of_optimizer(one)
         for key, one in program.optimizers.items()

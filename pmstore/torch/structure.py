@@ -121,7 +121,7 @@ class Structure:
             self._bytes = encoded
 
     def read(self) -> Any:
-        """As `read_structure`."""
+        """Reads what `read_structure` reads."""
         return _joined(self._store[f"{self.path}/value"], self._held())
 
     def forget(self) -> None:

@@ -98,8 +98,8 @@ class PreparedLoader(MapLoader):
         return self._ahead(super().open(skip, start), resumed)
 
     def _ahead(self, batches: Iterator[Any], resumed: Any) -> Iterator[Any]:
-        """As the prepared loader's own iterator. resumed: the generators before the first batch was
-        loaded that was taken ahead."""
+        """Gives batches as the prepared loader's own iterator does. resumed: the generators before
+        the first batch was loaded that was taken ahead."""
         from accelerate.utils import send_to_device
 
         loader = self._prepared

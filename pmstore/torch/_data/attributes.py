@@ -113,7 +113,8 @@ class Attributes:
         self._state: dict[str, dict[str, Any]] = {}
 
     def get_state(self) -> dict[str, dict[str, Any]]:
-        """By places and names. The same object as before, where nothing has changed since."""
+        """Returns the attributes by place and name. It is the same object as before, where nothing
+        has changed since."""
         look = self._look
         others = look.watch.look()
         written = look.written()  # with those that may be other objects now
@@ -302,7 +303,7 @@ class _Look:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Of two that are data, or none."""
+    """Returns whether two values are the same data, or both are none."""
     return type(one) is type(other) and (one is other or bits_of(one) == bits_of(other))
 
 

@@ -38,7 +38,7 @@ class Cursor:
         self._batches = self._begun = None
 
     def next_epoch(self) -> None:
-        """To the end of the present epoch."""
+        """Goes to the end of the present epoch."""
         state = self._source.state_of(self.behind)
         self.go_to(Position(self.behind.data_epoch + 1, state=state))
 
@@ -50,8 +50,8 @@ class Cursor:
         self._begun = rng.capture(self._source.generators)
 
     def _first(self) -> None:
-        """Before the first batch of an epoch that `begin` opened: what the program drew since then
-        belongs to the epoch's start."""
+        """Notes, before the first batch of an epoch that `begin` opened, what the program drew
+        since then: it belongs to the epoch's start."""
         now, begun = rng.capture(self._source.generators), self._begun
         self._begun = None
         start = self.behind.start

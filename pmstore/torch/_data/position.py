@@ -22,7 +22,7 @@ class Position:
     state: Any = field(default=None, compare=False)
 
     def next(self) -> Position:
-        """Behind one batch more."""
+        """Returns the position behind one batch more."""
         return Position(self.data_epoch, self.batch + 1, self.start)
 
 
@@ -68,7 +68,7 @@ class Place:
 
     @property
     def given(self) -> Position:
-        """Behind the last batch that the program was given."""
+        """The position behind the last batch that the program was given."""
         return self._held[-1].behind if self._held and not self._prefetched else self.done
 
     @property

@@ -167,7 +167,8 @@ class Source:
             rng.restore(start["first"], self.generators)
 
     def state(self) -> Any:
-        """Of a loader that says where it is; it is nobody else's. None: of another one."""
+        """Returns the state of a loader that says where it is, which nobody else has. Another
+        loader has none: it returns None."""
 
     def state_of(self, position: Position) -> Any:
         """The same, where the run is at that position: while nothing was read from the loader in

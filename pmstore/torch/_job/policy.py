@@ -77,7 +77,8 @@ class Together:
     # ---- what all do
 
     def prepare(self, meeting: Meeting, counted: bool) -> None:
-        """Before the end of the step at which it is; counted: of one that the scheduler counts."""
+        """Takes what the ranks agreed on, before the step ends. counted: the scheduler counts that
+        step."""
         self._busy = meeting.busy
         scheduler = self._scheduler
         if scheduler is not None and meeting.commit:
@@ -90,7 +91,8 @@ class Together:
             self._scheduler.guard = self._guard  # which says so
 
     def flush(self) -> None:
-        """After a commit: to the tiers that were idle at all ranks when they agreed on it."""
+        """Flushes after a commit, to the tiers that were idle at all ranks when they agreed on
+        it."""
         for number, tier in enumerate(self._flushed, 1):
             if number not in self._busy:
                 self._store.flush(tier)

@@ -49,8 +49,8 @@ class Difference:
 def compare(
     stored: Mapping[str, Settings], given: Mapping[str, Settings], now: Mapping[str, Settings]
 ) -> list[Difference]:
-    """Of the pieces that both have. now: what the training made of some settings, of the same form;
-    a program that gives that has changed nothing."""
+    """Returns the differences of the pieces that both have. now: what the training made of some
+    settings, of the same form; a program that gives that has changed nothing."""
     found: list[Difference] = []
     for piece in given:
         if piece not in stored:
@@ -232,7 +232,7 @@ class Choices:
         return difference.answer(self._resume)
 
     def answered(self, piece: str) -> list[Difference]:
-        """With an answer, of that piece."""
+        """Returns the differences of that piece that have an answer."""
         return [
             one for one in self._differences if one.piece == piece and self.answer(one) is not None
         ]

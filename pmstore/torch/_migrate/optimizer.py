@@ -44,7 +44,7 @@ class HeldOptimizer:
 
 
 def names_of(described: list[dict[str, Any]]) -> list[list[str]]:
-    """Of the groups of a stored layout."""
+    """Returns the parameters' names in each group of a stored layout."""
     found, unnamed = [], 0
     for group in described:
         names = []
@@ -95,7 +95,7 @@ def stand_in(
 def _fitted(
     value: torch.Tensor, name: str, parameter: torch.Tensor, held: HeldOptimizer
 ) -> torch.Tensor:
-    """With the parameter's rows, and of its dtype if it was."""
+    """Returns the value with the parameter's rows, and of its dtype if it was of that dtype."""
     old = held.shapes[name]
     if value.dim() and value.dtype == held.dtypes.get(name, parameter.dtype):
         value = value.to(parameter.dtype)

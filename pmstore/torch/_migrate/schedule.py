@@ -111,7 +111,7 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def scale_rate(group: dict[str, Any], given: dict[str, Any]) -> None:
-    """As the base rates are to each other, where no formula says what the rate is now."""
+    """Scales the rate as the base rates are to each other, where no formula says what it is now."""
     old, new = base_of(group), base_of(given)
     set_rate(group, float(group["lr"]) * new / old if old else float(given["lr"]))
 

@@ -101,7 +101,7 @@ def _numpy_memory(generator: np.random.RandomState) -> memoryview:
 
 
 def _gauss_offset() -> int | None:
-    """Of `gauss` in a RandomState; `has_gauss` is 8 bytes before it."""
+    """Returns the offset of `gauss` in a RandomState; `has_gauss` is 8 bytes before it."""
     generator = np.random.RandomState(12345)
     size = type(generator).__basicsize__
     offset = -1
@@ -232,7 +232,7 @@ class RngParts:
 
 
 class RngPart(RngParts):
-    """As they are, with each commit."""
+    """The default generators' states, stored as they are with each commit."""
 
     watch: Watch | None = None
 
@@ -360,8 +360,8 @@ class Watched:
         self._states: dict[str, Any] = {}
 
     def capture(self) -> dict[str, Any]:
-        """As the function `capture`. What has not changed since the last call is the same
-        object."""
+        """Captures as the function `capture` does. What has not changed since the last call is the
+        same object."""
         for name, (look, state) in _GENERATORS.items():
             bits = look()
             if bits is None or not same_bytes(bits, self._bits.get(name, _NO_BITS)):

@@ -33,10 +33,10 @@ class Holding(Held, Protocol):
 
     @property
     def path(self) -> str:
-        """For messages."""
+        """The path that messages show."""
 
     def described(self, name: str, /) -> tuple[tuple[int, ...], torch.dtype]:
-        """Of a tensor, which is not read. Raises: KeyError."""
+        """Returns shape and dtype of a tensor, which is not read. Raises: KeyError."""
 
 
 class StoreHolding:
@@ -111,7 +111,7 @@ class StoredRun:
         self.pieces: dict[str, bool] = held[f"{name}/about"]["pieces"]
 
     def keys(self, kind: str) -> list[str]:
-        """Of the pieces of a kind, such as "model". A lone one has the key ""."""
+        """Returns the keys of the pieces of a kind, such as "model". A lone one has the key ""."""
         given = (piece.partition("/") for piece, there in self.pieces.items() if there)
         return [decode_name(key) for what, _, key in given if what == kind]
 
@@ -121,7 +121,7 @@ class StoredRun:
 
     @cached_property
     def layout(self) -> dict[str, Place]:
-        """Of the models' tensors, by full name; but for those that slots have."""
+        """The places of the models' tensors, by full name; but for those that slots have."""
         if f"{self._name}/model_layout" not in self._held:
             return {}
         stored = self._held[f"{self._name}/model_layout"]
@@ -227,7 +227,7 @@ class StoredRun:
     # ---- mirrored runs
 
     def _prefix(self, key: str) -> str:
-        """Of an optimizer's names in a pack."""
+        """Returns what an optimizer's names in a pack begin with."""
         return f"optimizer/{encode_name(key)}/" if key else ""
 
     @cached_property

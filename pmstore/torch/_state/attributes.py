@@ -96,7 +96,7 @@ def _data(value: Any) -> Data | None:
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    """In the object that is there, where that can take it: others may have it too."""
+    """Puts the value into the object that is there, if that can take it: others may have it too."""
     here: Any = table.get(key)
     kind = type(here)
     if kind is not type(value):
@@ -298,8 +298,8 @@ class AttributesPart:
 def conflicts(
     store: Store, path: str, models: Mapping[str, nn.Module]
 ) -> dict[Place, tuple[Any, Any]]:
-    """Of what the run has changed, what the program gave and what it gives, where that is another
-    value than it gave, and than the run has."""
+    """Returns, of what the run has changed, what the program gave and what it gives now, where that
+    is another value than it gave, and than the run has."""
     part, found = Structure(store, path), {}
     if not part.stored:
         return {}

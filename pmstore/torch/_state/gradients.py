@@ -90,8 +90,8 @@ def _starts_with_nan(gradient: torch.Tensor) -> bool:
 
 
 class _Names(NamedTuple):
-    """Of parameters: that have a gradient, whose gradients are kept, and whose blocks hold dead
-    ones."""
+    """The names of parameters that have a gradient, whose gradients are kept, and whose blocks hold
+    dead ones."""
 
     present: list[str]
     kept: list[str]
@@ -130,7 +130,7 @@ class GradientKeeper:
         return known is not None and known[0]() is gradient and _starts_with_nan(gradient)
 
     def refuse_unknown(self, called: str, parameters: list[torch.Tensor]) -> None:
-        """Before an optimizer uses their gradients.
+        """Checks the parameters before an optimizer uses their gradients.
 
         Raises: TransactionError: one was not kept, or was computed with one that was not.
         """

@@ -250,7 +250,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Of two tensors of one shape and dtype: also where they hold NaN or -0.0."""
+    """Returns whether two tensors of one shape and dtype have the same bytes: NaN and -0.0, too."""
     return torch.equal(_bytes(one), _bytes(other))
 
 

@@ -140,7 +140,7 @@ class Pack:
 
     @property
     def on_cpu(self) -> dict[str, bool]:
-        """Of what is stored: whether it was on the CPU."""
+        """Whether each stored tensor was on the CPU, by name."""
         return {row[0]: row[4] for row in self._layout or ()}
 
     def fence(self) -> None:
@@ -153,7 +153,7 @@ class Pack:
 
 
 class MirroredModel(ModelBinding):
-    """As `ModelBinding`; the parameters and buffers keep their memory."""
+    """A `ModelBinding` whose parameters and buffers keep their memory."""
 
     devices: Sequence[str] = _DEVICES
     _shapes: list[torch.Size] | None = None  # of the buffers, as in the stored layout, if known
@@ -212,7 +212,7 @@ class MirroredModel(ModelBinding):
 
 
 class MirroredOptimizer(OptimizerBinding):
-    """As `OptimizerBinding`; parameters and state keep their memory."""
+    """An `OptimizerBinding` whose parameters and state keep their memory."""
 
     devices: Sequence[str] = _DEVICES
 

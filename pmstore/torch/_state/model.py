@@ -193,7 +193,7 @@ class ModelBinding:
         self._tell_fsdp()
 
     def restore(self) -> None:
-        """After a roll back, or in a run that goes on."""
+        """Gives the model what is stored, after a roll back or in a run that goes on."""
         self.bind()
         fsdp.drop_unreduced(self._of_fsdp)
 
@@ -372,7 +372,7 @@ class ModelBinding:
         ]
 
     def _scan(self, every: list[Member], members: list[Member]) -> None:
-        """From now on they are what `_find` has found."""
+        """Takes what `_find` has found for the members from now on."""
         self._members = members
         found = {one.name for one in every}
         # one that is kept elsewhere, and whose name is gone for now, stays

@@ -24,7 +24,7 @@ def is_constant(item: object) -> bool:
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """In the order of the groups, as `Optimizer.state_dict` numbers them."""
+    """Returns the parameters in the order of the groups, as `Optimizer.state_dict` numbers them."""
     parameters: list[torch.Tensor] = []
     for group in optimizer.param_groups:
         parameters += group["params"]
@@ -46,7 +46,7 @@ def read_layout(
 
 
 def drop_tensors(state: dict[str, Any], kept: Container[str]) -> None:
-    """Of one parameter: those that are not among the kept ones vanish."""
+    """Removes the tensors of one parameter's state that are not among the kept ones."""
     for key in [key for key, value in state.items() if isinstance(value, torch.Tensor)]:
         if key not in kept:
             del state[key]
@@ -119,8 +119,8 @@ def plain_state(optimizer: Optimizer, called: str) -> dict[Any, Any]:
 def describe_groups(
     optimizer: Optimizer, kind: str, names: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """For each group the optimizer's kind, and the shapes and names of its parameters. names: by id
-    of those that have one."""
+    """Returns for each group the optimizer's kind, and the shapes and names of its parameters.
+    names: by id of the parameters that have one."""
     return [
         {
             "class": kind,

@@ -22,7 +22,7 @@ from pmstore.torch.optim.base import NativeOptimizer
 
 
 class Placement(Protocol):
-    """Of all models and optimizers of a run.
+    """The memory in which all models and optimizers of a run lie.
 
     Attributes:
         in_store: a step writes into the store's memory. Else only a commit does, and copies the
@@ -133,7 +133,7 @@ class Mirrored:
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
     ) -> None:
-        """As `InHeap`."""
+        """Takes what `InHeap` takes."""
         self._pack = Pack(store, f"{name}/mirror")
         self._all: list[MirroredModel | MirroredOptimizer] = []
         model = MirroredModel(store, f"{name}/model", models) if models else None
@@ -161,7 +161,8 @@ class Mirrored:
         self._pack.release()
 
     def _versions(self) -> list[int]:
-        """Of DTensors torch counts writes to the parts apart."""
+        """Returns how often each tensor was written. torch counts writes to a DTensor's part
+        apart."""
         found = [tensor for binding in self._all for tensor in binding.kept]
         found += [local(tensor) for tensor in found if is_sharded(tensor)]
         return [tensor._version for tensor in found]

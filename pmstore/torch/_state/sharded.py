@@ -149,13 +149,13 @@ def chunk(record: ShardRecord) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _part(index: Sequence[int], count: int, which: int) -> Sequence[int]:
-    """As `torch.chunk` cuts it."""
+    """Returns the part that `torch.chunk` cuts."""
     size = -(-len(index) // count)
     return index[size * which : size * (which + 1)]
 
 
 def describe(record: ShardRecord | None) -> str:
-    """In a message: what is sharded over what.
+    """Says for a message what is sharded over what.
 
     >>> describe(
     ...     {

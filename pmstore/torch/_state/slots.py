@@ -68,7 +68,7 @@ class SlotViews:
 
 
 def slot_bytes(all_kept: Sequence[Kept]) -> int:
-    """Of a slot that holds these."""
+    """Returns the bytes of a slot that holds these."""
     total = 4 * len(all_kept)
     for parameter, _, names in all_kept:
         for dtype in (parameter.dtype, *(torch.float32 for _ in names)):
@@ -124,8 +124,8 @@ def make_table(
 
 
 class SlottedBinding(OptimizerBinding):
-    """As `OptimizerBinding`, for the optimizers of `pmstore.torch.optim`. The model's binding
-    leaves their parameters to it.
+    """An `OptimizerBinding` for the optimizers of `pmstore.torch.optim`. The model's binding leaves
+    their parameters to it.
 
     `<path>/slots`             the versions
     `<path>/rest`, `/groups`   hyperparameters

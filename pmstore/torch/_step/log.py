@@ -74,13 +74,13 @@ Values: TypeAlias = dict[str, float]
 
 
 class ScalarWriter(Protocol):
-    """As `torch.utils.tensorboard.SummaryWriter` is, and those of the same shape."""
+    """A writer such as `torch.utils.tensorboard.SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
 
 class LogFunction(Protocol):
-    """As `wandb.log` and `mlflow.log_metrics` are."""
+    """A function such as `wandb.log` and `mlflow.log_metrics`."""
 
     def __call__(self, values: Values, /, *, step: int) -> Any: ...
 

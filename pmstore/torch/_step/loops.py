@@ -594,7 +594,7 @@ class Loops:
         )
 
     def _check_held(self, token: object, ahead: int) -> None:
-        """Of a loop whose program holds batches."""
+        """Checks a loop whose program holds batches."""
         steps, place = self._steps, self._progress.place
         if self._token is not token:
             self._refuse_token()

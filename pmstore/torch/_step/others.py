@@ -93,7 +93,7 @@ class Schedulers:
         return bool(self._watched)
 
     def check(self) -> None:
-        """At the end of a step. Raises: AttachError: one that was not given was stepped."""
+        """Looks at the end of a step. Raises: AttachError: one that was not given was stepped."""
         for reference, place in self._watched:
             one = reference()
             if one is not None and _place(one) != place:
@@ -161,7 +161,7 @@ class Others:
     # ---- while the run is attached
 
     def watch(self) -> None:
-        """From now on."""
+        """Watches from now on."""
         _watching[id(self)] = self
         _hook.place()
 
@@ -174,8 +174,8 @@ class Others:
             _hook.remove()
 
     def check(self, *, used: bool) -> None:
-        """At the end of a step. used: something that is attached was, in a training forward or an
-        update.
+        """Looks at the end of a step. used: something that is attached was used, in a training
+        forward or an update.
 
         Raises: AttachError: the step trained nothing that is attached, but another model; or a
             scheduler that was not given was stepped.

@@ -101,12 +101,12 @@ class Progress:
 
     @classmethod
     def create(cls, store: Store, name: str) -> Progress:
-        """Of a new run; pending until the next commit."""
+        """Makes the progress of a new run, which is pending until the next commit."""
         return cls(store, name, store.zeros(f"{name}/progress", (4,), "int64"))
 
     @classmethod
     def open(cls, store: Store, name: str) -> Progress:
-        """Of a stored run; `restore` reads it.
+        """Opens the progress of a stored run; `restore` reads it.
 
         Raises: KeyError, ValueError: it is not as a run was stored.
         """

@@ -71,8 +71,11 @@ def check_schedule(
     *,
     together: bool,
 ) -> None:
-    """Before anything is done. together: with the other ranks of a job. Raises: AttachError: a
-    scheduler of the program's own that does not know a tier, or has a guard already."""
+    """Checks a policy before anything is done. together: with the other ranks of a job.
+
+    Raises: AttachError: a scheduler of the program's own does not know a tier, or has a guard
+        already.
+    """
     if not isinstance(policy, CommitScheduler):
         return
     known = {target.name for target in policy.targets}
@@ -102,7 +105,7 @@ def describe_schedule(
     tiers: Sequence[str],
     guard: PreemptionGuard | None,
 ) -> str:
-    """In words that are the same at every rank that schedules alike."""
+    """Describes a policy in words that are the same at every rank that schedules alike."""
     if isinstance(policy, CommitScheduler):
         targets = ", ".join(target.name for target in policy.targets)
         words = f"{policy_words(policy.policy)} of a scheduler that commits to {targets}"
@@ -175,12 +178,12 @@ class Schedule:
                 guard.fits(policy.timer, policy.targets[0].cost)  # as earlier lives measured
 
     def join(self) -> Meetings:
-        """From here on all ranks of a job commit at the same steps."""
+        """Joins a job, all ranks of which commit at the same steps from here on."""
         self._together = Together(self._store, self.scheduler, self.guard, self._flushed)
         return self._together.meetings
 
     def prepare(self, meeting: Meeting | None, counted: bool) -> None:
-        """Before the end of a step, in a job."""
+        """Takes what the ranks of a job agreed on, before a step ends."""
         if self._together is not None and meeting is not None:
             self._together.prepare(meeting, counted)
 
@@ -247,7 +250,7 @@ class Schedule:
 
     @contextmanager
     def _measured(self, guard: PreemptionGuard) -> Iterator[None]:
-        """Around a commit: without a policy, steps and commits are measured for the guard."""
+        """Measures a commit, and the step before it, for the guard of a run without a policy."""
         began = time.monotonic()
         yield
         ended = time.monotonic()
@@ -313,8 +316,8 @@ class Schedule:
             self._together.close()
 
     def flush(self) -> None:
-        """After a commit: to the tiers that the policy does not choose among. The last one is
-        flushed to busy tiers too."""
+        """Flushes after a commit, to the tiers that the policy does not choose among. The last
+        commit is flushed to busy tiers too."""
         if self._together is not None and not self.finished:
             self._together.flush()
             return
@@ -325,7 +328,7 @@ class Schedule:
                 self._store.flush_if_idle(tier)
 
     def rolled_back(self) -> None:
-        """After the progress has followed."""
+        """Follows a roll back, after the progress has."""
         if self.scheduler is not None:
             self.scheduler.rolled_back()
             self.scheduler.steps = self._progress.finished

@@ -269,7 +269,7 @@ class Steps:
             self.state.capture()
 
     def _meet(self, commit: bool) -> None:
-        """As `_finish`, in a job, whose ranks do it together."""
+        """Does what `_finish` does, in a job, whose ranks do it together."""
         assert self.job is not None
         if self.pending is not None:
             self.pending.join()  # then it gets its ticket
@@ -433,7 +433,7 @@ class Steps:
         ]
 
     def go_back(self) -> None:
-        """To the last commit, store and program."""
+        """Takes store and program back to the last commit."""
         self.step.close(Event.BACK)
         self.step.values = {}
         self.step.stopping = False
@@ -473,7 +473,7 @@ class Steps:
         self._check_way(kind, True)
 
     def rewind_one(self) -> None:
-        """To the commit before the last. See `Run.rewind`."""
+        """Takes store and program back to the commit before the last. See `Run.rewind`."""
         if self.progress.committed == 0:
             raise TransactionError(
                 f"the run {self.name!r} is at its first commit, which attach made: there is no "

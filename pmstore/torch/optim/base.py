@@ -93,7 +93,8 @@ class NativeOptimizer(Optimizer):
                 )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which rounds state to the parameters' dtype: here what is float32 stays so.
+        """Loads as torch's does, but what is float32 stays so: torch rounds state to the
+        parameters' dtype.
 
         Raises: ValueError for an option that is refused; nothing was loaded.
         """
