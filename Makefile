@@ -43,7 +43,7 @@ lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m mypy --strict tests/typed/program.py release
+	$(PY) -m mypy --strict tests/typed/program.py tools/release
 	$(MAKE) -C native lint
 
 # The documents as a site, build/site/index.html, with no dead link. Needs no network to be looked at.
@@ -60,9 +60,9 @@ bench: $(STAMP)
 	$(PY) -m benchmarks --results
 
 # The source package and wheels (manylinux_2_28, x86-64 and aarch64) for each CPython from 3.10 on that is here, in dist/, tried. zig, from a Python
-# package, compiles them. DIST_OPTIONS: see `python -m release.dist --help`.
+# package, compiles them. DIST_OPTIONS: see `python -m tools.release.dist --help`.
 dist:
-	$(PYTHON) -m release.dist $(DIST_OPTIONS)
+	$(PYTHON) -m tools.release.dist $(DIST_OPTIONS)
 
 # tests/nightly.py has the table. Variables of this command line are theirs, too: make nightly WHAT=fuzz FUZZ_SECONDS=30
 nightly:

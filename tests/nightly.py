@@ -235,7 +235,7 @@ TASKS = {
         "Debian: qemu-user of trixie, libc6-arm64-cross",
         "half an hour",
         "zig=$PWD/build/dist/tools/bin/python\n"
-        'test -x $zig || "$PYTHON" -m release.dist --tools\n'
+        'test -x $zig || "$PYTHON" -m tools.release.dist --tools\n'
         'make -C native test-plain BUILD=build/aarch64 AR="$zig -m ziglang ar" '
         'CC="$zig -m ziglang cc -target aarch64-linux-gnu.2.28" '
         'RUN="${QEMU:-qemu-aarch64} -L /usr/aarch64-linux-gnu"',
@@ -260,7 +260,7 @@ TASKS = {
     "dist-test": Task(
         "tests from the source package that `make dist` made",
         "ten minutes",
-        "$PY -m release.source_tests",
+        "$PY -m tools.release.source_tests",
         hosted=False,
     ),
     "bench": Task(
@@ -284,7 +284,7 @@ $gpu -c 'import importlib.util as u, sys
 lacks = [n for n in "cffi msgpack numpy setuptools torch".split() if not u.find_spec(n)]
 lacks and sys.exit(f"{sys.executable} lacks {lacks}. Give a Python that has them: GPU_PYTHON=...")'
 $gpu setup.py --quiet build_ext --inplace
-$gpu -m gpu_check $GPU_OPTIONS
+$gpu -m tools.gpu_check $GPU_OPTIONS
 """,
         alone=True,
         hosted=False,

@@ -19,17 +19,17 @@ torch = pytest.importorskip("torch")
 
 import fake_cuda  # noqa: E402 - needs torch
 
-from gpu_check.__main__ import CHECKS, machine  # noqa: E402
-from gpu_check.apart import apart, carry_out  # noqa: E402
-from gpu_check.device import Settings  # noqa: E402
-from gpu_check.outcome import Outcome  # noqa: E402
+from tools.gpu_check.__main__ import CHECKS, machine  # noqa: E402
+from tools.gpu_check.apart import apart, carry_out  # noqa: E402
+from tools.gpu_check.device import Settings  # noqa: E402
+from tools.gpu_check.outcome import Outcome  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 
 
 def gpu_check(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpu_check", *args],
+        [sys.executable, "-m", "tools.gpu_check", *args],
         cwd=ROOT,
         capture_output=True,
         text=True,

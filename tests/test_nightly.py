@@ -87,7 +87,14 @@ def documents() -> list[Path]:
     """History, CHANGELOG.md, keeps the names of its time."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*.md")]
     found += [*ROOT.glob(".github/workflows/*"), ROOT / ".ci" / "run", ROOT / "Makefile"]
-    for folder in ("crashtests", "benchmarks", "gpu_check", "release", "tests", "native/tests"):
+    for folder in (
+        "crashtests",
+        "benchmarks",
+        "tools/gpu_check",
+        "tools/release",
+        "tests",
+        "native/tests",
+    ):
         found += [*ROOT.glob(f"{folder}/**/*.py"), *ROOT.glob(f"{folder}/**/*.c")]
     return sorted({path for path in found if path.name != "CHANGELOG.md"})
 

@@ -21,7 +21,7 @@ def constant(file: str, name: str) -> object:
 
 
 def test_the_tests_that_a_source_package_runs() -> None:
-    names = constant("release/source_tests.py", "TESTS")
+    names = constant("tools/release/source_tests.py", "TESTS")
     assert isinstance(names, tuple)
     missing = [name for name in names if not (ROOT / "tests" / f"{name}.py").exists()]
     assert missing == []

@@ -152,7 +152,7 @@ def test_no_merge_was_left_half_done() -> None:
         "pmstore_lab",
         "crashtests",
         "benchmarks",
-        "gpu_check",
+        "tools",
         "examples",
         "tests",
         "docs",

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from gpu_check.device import Settings
-from gpu_check.outcome import NotCheckedError, Outcome, WrongError
+from tools.gpu_check.device import Settings
+from tools.gpu_check.outcome import NotCheckedError, Outcome, WrongError
 
 Check = Callable[[Settings, Outcome], None]
 

@@ -8,8 +8,8 @@ import time
 import torch
 
 import pmstore
-from gpu_check.device import Settings
-from gpu_check.outcome import Outcome, require
+from tools.gpu_check.device import Settings
+from tools.gpu_check.outcome import Outcome, require
 
 _DELAY = 0.05  # seconds of work that the stream has to do before the step's values are there
 _FIRST = 3  # commits: the first one is staged, two more pin the slots

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 
 import pmstore
-from gpu_check.device import Settings
-from gpu_check.outcome import Outcome, require
 from pmstore.mirror.pinned import forget_error
+from tools.gpu_check.device import Settings
+from tools.gpu_check.outcome import Outcome, require
 
 _COUNT = 1 << 20  # float32: pages of its own
 

@@ -1,4 +1,4 @@
-"""`python -m gpu_check [--device cuda|cpu] [--out FILE] [--quick]`"""
+"""`python -m tools.gpu_check [--device cuda|cpu] [--out FILE] [--quick]`"""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import pmstore
-from gpu_check import losses, memory, rates, resume, streams
-from gpu_check.apart import Check, apart
-from gpu_check.device import Settings, chosen
-from gpu_check.outcome import Outcome
+from tools.gpu_check import losses, memory, rates, resume, streams
+from tools.gpu_check.apart import Check, apart
+from tools.gpu_check.device import Settings, chosen
+from tools.gpu_check.outcome import Outcome
 
 CHECKS: dict[str, Check] = {
     "resume": resume.check,
@@ -67,7 +67,7 @@ def show(outcome: Outcome) -> None:
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools.gpu_check", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("build/gpu-check.json"))
     parser.add_argument("--only", choices=CHECKS, action="append", help="these checks alone")

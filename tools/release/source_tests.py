@@ -9,8 +9,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from release.dist import BUILD, DIST, unpack
-from release.python import environment, install, run
+from tools.release.dist import BUILD, DIST, unpack
+from tools.release.python import environment, install, run
 
 TESTS = (
     *("test_style", "test_typed", "test_readme", "test_examples", "test_documents"),

@@ -4,7 +4,7 @@
 
 The loop over an array is that of docs/howto/arrays.md, beside README. --torch: README's training
 loop too, killed and run again, and `pmstore demo --quick`. Run by
-release/dist.py in an environment that has the wheel and what it asks for, and nothing else.
+tools/release/dist.py in an environment that has the wheel and what it asks for, and nothing else.
 """
 
 from __future__ import annotations

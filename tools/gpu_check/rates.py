@@ -12,8 +12,8 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
-from gpu_check.device import Settings
-from gpu_check.outcome import Aim, Outcome
+from tools.gpu_check.device import Settings
+from tools.gpu_check.outcome import Aim, Outcome
 
 _STEPS = 10  # of a training, timed together
 

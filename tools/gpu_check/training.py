@@ -1,4 +1,6 @@
-"""The training that the check of resuming kills: `python -m gpu_check.training STORE STEPS DEVICE`.
+"""The training that the check of resuming kills.
+
+    python -m tools.gpu_check.training STORE STEPS DEVICE
 
 Prints "ready" behind the first step of a life, and at the end a digest of all that was trained.
 """

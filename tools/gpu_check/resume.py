@@ -11,8 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-from gpu_check.device import Settings
-from gpu_check.outcome import NotCheckedError, Outcome, require
+from tools.gpu_check.device import Settings
+from tools.gpu_check.outcome import NotCheckedError, Outcome, require
 
 _STEPS = 150
 _LIMIT = 600.0  # seconds that a training may take
@@ -26,7 +26,7 @@ class _Training:
             [
                 sys.executable,
                 "-m",
-                "gpu_check.training",
+                "tools.gpu_check.training",
                 str(path),
                 str(_STEPS),
                 str(settings.device),
@@ -34,7 +34,7 @@ class _Training:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parent.parent,
+            cwd=Path(__file__).parent.parent.parent,
         )
         self._late = threading.Timer(_LIMIT, self._process.kill)
         self._late.daemon = True

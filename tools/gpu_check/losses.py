@@ -6,9 +6,9 @@ import time
 
 import torch
 
-from gpu_check.device import Settings
-from gpu_check.outcome import Outcome, require
 from pmstore.scheduler._models.losses import Losses
+from tools.gpu_check.device import Settings
+from tools.gpu_check.outcome import Outcome, require
 
 _STEPS = 400
 _DELAY = 0.05  # seconds of work that the device has to do before the loss is there

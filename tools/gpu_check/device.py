@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_check.outcome import NotCheckedError
+from tools.gpu_check.outcome import NotCheckedError
 
 _CYCLES = 1 << 26  # of the device's clock, to learn how long one takes
 
@@ -97,6 +97,6 @@ def chosen(name: str) -> torch.device:
         raise SystemExit(
             f"no GPU: torch {torch.__version__} sees none. Give another Python, whose torch has "
             "CUDA: make nightly WHAT=gpu-check GPU_PYTHON=...; or try the steps in host memory: "
-            f"{sys.executable} -m gpu_check --device cpu"
+            f"{sys.executable} -m tools.gpu_check --device cpu"
         )
     return torch.device(name)

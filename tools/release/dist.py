@@ -5,8 +5,8 @@ A wheel for each CPython that is found here, for x86-64 and aarch64, and for any
 They are built from the source package: what is not in that is in no wheel.
 
 Each wheel for this machine is installed into an empty environment whose PATH has no compiler, and
-runs what a newcomer runs: release/newcomer.py. `make nightly WHAT=dist-test` runs tests from the
-unpacked source package.
+runs what a newcomer runs: tools/release/newcomer.py. `make nightly WHAT=dist-test` runs tests from
+the unpacked source package.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from release.python import VERSIONS, environment, install, pythons, run
+from tools.release.python import VERSIONS, environment, install, pythons, run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build" / "dist"
 DIST = ROOT / "dist"
 GLIBC = "2.28"
@@ -42,11 +42,11 @@ def say(what: str) -> None:
 
 def make_tools() -> Path:
     """The environment with the tools; its Python."""
-    wanted = (ROOT / "release" / "requirements.txt").read_text(encoding="utf-8")
+    wanted = (ROOT / "tools" / "release" / "requirements.txt").read_text(encoding="utf-8")
     tools, stamp = BUILD / "tools", BUILD / "tools" / "requirements.txt"
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
         python = environment(tools, Path(sys.executable))
-        install(python, "-r", ROOT / "release" / "requirements.txt")
+        install(python, "-r", ROOT / "tools" / "release" / "requirements.txt")
         stamp.write_text(wanted, encoding="utf-8")
     return tools / "bin" / "python"
 
@@ -166,7 +166,7 @@ def try_wheel(wheel: Path, source: Path, version: str, python: Path, with_torch:
     newcomer: list[str | Path] = [
         fresh,
         "-I",
-        ROOT / "release" / "newcomer.py",
+        ROOT / "tools" / "release" / "newcomer.py",
         source / "README.md",
     ]
     said = run([*newcomer, *(["--torch"] if with_torch else [])], cwd=place, env=env)
