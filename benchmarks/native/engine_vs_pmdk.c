@@ -14,7 +14,7 @@
 
 /* the allocator without names, which libpmemobj does not have either */
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 
 #define ROUNDS_MAX 1000
 #define SMALL_TX 1000 /* transactions of one small round */

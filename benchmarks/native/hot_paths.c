@@ -9,7 +9,7 @@
 
 #include "base/checksum.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 
 #define ARRAY (64u << 10)
 

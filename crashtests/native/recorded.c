@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "store/store.h"
+#include "objects/pms.h"
 #include "trace.h"
 
 #define SEEN_OUTSIDE __attribute__((visibility("default")))

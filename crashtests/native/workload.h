@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "flush/chunks.h"
 
 #define STATES_MAX 128u

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "store/store.h"
+#include "objects/pms.h"
 
 static inline int declared_write(struct pms_pool *pool, void *addr, const void *src, uint64_t bytes,
                                  struct pms_error *error)

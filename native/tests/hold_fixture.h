@@ -7,7 +7,7 @@
 
 #include "base/checksum.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define SLOT_BYTES (96u << 10) /* an extent of its own */

@@ -18,7 +18,7 @@
 
 #include "base/checksum.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "seal.h"
 #include "test.h"
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};

@@ -14,7 +14,7 @@
 
 #include "flush/filling.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "store/grow.h"
 #include "log/snapshot_state.h"
 #include "declared.h"

@@ -17,7 +17,7 @@
 
 #include "base/checksum.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define COMMITS_MAX 64

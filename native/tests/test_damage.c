@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "heap/super.h"
 #include "test.h"
 

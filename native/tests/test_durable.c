@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "declared.h"
 #include "test.h"
 

@@ -13,7 +13,7 @@
 #include "heap/table.h"
 #include "commit/pool_state.h"
 #include "store/grow.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define MIB (1ull << 20)

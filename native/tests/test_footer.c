@@ -10,7 +10,7 @@
 
 #include "seam/footer.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define LARGE 160000u /* bytes: on pages of its own, captured piece by piece */

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define MIB (1u << 20)

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define WRITES 9u

@@ -14,7 +14,7 @@
 #include "commit/landing.h"
 #include "one_store.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "log/snapshot.h"
 #include "test.h"
 #include "flush/chunks.h"

@@ -7,7 +7,7 @@
 
 #include "seam/mappings.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define LIMIT 2000

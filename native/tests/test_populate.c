@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define MIB (1ull << 20)

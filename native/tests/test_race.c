@@ -8,7 +8,7 @@
 
 #include "optim/optim.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define MIB (1u << 20)

@@ -14,7 +14,7 @@
 #include "one_store.h"
 #include "commit/pool_state.h"
 #include "commit/pair.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "slot_pair.h"
 #include "log/snapshot.h"
 #include "test.h"

@@ -10,7 +10,7 @@
 
 #include "commit/pool_state.h"
 #include "live/wire.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "test.h"
 
 #define ITEMS 3000u

@@ -13,7 +13,7 @@
 
 #include "base/checksum.h"
 #include "commit/pool_state.h"
-#include "store/store.h"
+#include "objects/pms.h"
 #include "declared.h"
 #include "test.h"
 

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "store/store.h"
+#include "objects/pms.h"
 
 struct binding_engine {
     int (*open)(const char *, const struct pms_options *, struct pms_pool **, struct pms_error *);

@@ -16,7 +16,7 @@ SOURCES = [
 ]
 INTERFACE = (
     *(
-        "store/store.h",
+        "objects/pms.h",
         "heap/super.h",
         "flush/chunks.h",
         "flush/filling.h",

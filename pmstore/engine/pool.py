@@ -1,6 +1,6 @@
 """One open store, typed: the calls that work on what it holds.
 
-Every method is one call of native/store/store.h, and so either happened as a whole or not at all,
+Every method is one call of native/objects/pms.h, and so either happened as a whole or not at all,
 whatever interrupts Python. Nothing here looks into names, descriptors or values: they are bytes.
 """
 

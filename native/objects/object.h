@@ -7,12 +7,12 @@
  * path of theirs leads into slots.
  * ERRORS of all: PMS_E_NOT_FOUND; of those that put also PMS_E_EXISTS: a name on the way is no
  * group, or the last one is a group or a list. */
-#ifndef PMS_STORE_OBJECT_H
-#define PMS_STORE_OBJECT_H
+#ifndef PMS_OBJECTS_OBJECT_H
+#define PMS_OBJECTS_OBJECT_H
 
 #include "commit/pool.h"
 #include "names/directory.h"
-#include "store/data.h"
+#include "objects/data.h"
 
 int pms_object_find(struct pms_pool *pool, uint64_t dir, const char *path, uint32_t path_bytes,
                     struct pms_object *object, struct pms_error *error);

@@ -6,8 +6,8 @@
  * PMS_E_FORKED, and the child's memory is read-only. What it shows there: in domain file the
  * state of the fork, for as long as the owner has the store open (readers.h); else the owner's
  * memory, as it is written. */
-#ifndef PMS_STORE_STORE_H
-#define PMS_STORE_STORE_H
+#ifndef PMS_OBJECTS_PMS_H
+#define PMS_OBJECTS_PMS_H
 
 #include "commit/handler.h"
 #include "commit/refs.h"
@@ -20,11 +20,11 @@
 #include "store/close.h"
 #include "store/history.h"
 #include "store/job.h"
-#include "store/object.h"
+#include "objects/object.h"
 #include "store/open.h"
-#include "store/sequence.h"
-#include "store/slot.h"
-#include "store/stats.h"
-#include "store/usage.h"
+#include "objects/sequence.h"
+#include "objects/slot.h"
+#include "objects/stats.h"
+#include "objects/usage.h"
 
 #endif

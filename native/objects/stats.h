@@ -1,6 +1,6 @@
 /* Facts and figures of a store. */
-#ifndef PMS_STORE_STATS_H
-#define PMS_STORE_STATS_H
+#ifndef PMS_OBJECTS_STATS_H
+#define PMS_OBJECTS_STATS_H
 
 #include "commit/pool.h"
 

@@ -1,5 +1,5 @@
 /* New blocks of the user's: room for them, and what is in them at first. */
-#include "store/data.h"
+#include "objects/data.h"
 
 #include <string.h>
 

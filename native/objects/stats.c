@@ -1,5 +1,5 @@
 /* Facts and figures of a store. */
-#include "store/stats.h"
+#include "objects/stats.h"
 
 #include "commit/gate.h"
 

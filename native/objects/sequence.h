@@ -1,6 +1,6 @@
 /* Lists of a store. */
-#ifndef PMS_STORE_SEQUENCE_H
-#define PMS_STORE_SEQUENCE_H
+#ifndef PMS_OBJECTS_SEQUENCE_H
+#define PMS_OBJECTS_SEQUENCE_H
 
 #include "commit/pool.h"
 #include "names/directory.h"

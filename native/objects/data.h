@@ -1,6 +1,6 @@
 /* New blocks of the user's. */
-#ifndef PMS_STORE_DATA_H
-#define PMS_STORE_DATA_H
+#ifndef PMS_OBJECTS_DATA_H
+#define PMS_OBJECTS_DATA_H
 
 #include "commit/pool.h"
 

@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "store/object.h"
+#include "objects/object.h"
 #include "commit/gate.h"
 #include "commit/txblock.h"
 #include "store/grow.h"

@@ -1,6 +1,6 @@
 /* Slots: a group of two arrays, "0" and "1", with a description that says which one is current. */
-#ifndef PMS_STORE_SLOT_H
-#define PMS_STORE_SLOT_H
+#ifndef PMS_OBJECTS_SLOT_H
+#define PMS_OBJECTS_SLOT_H
 
 #include "commit/pool.h"
 #include "names/directory.h"

@@ -1,9 +1,9 @@
 /* Slots: an object with two blocks, of which logged data names the current one. What the engine
  * adds is that the other one can be written without capture. */
-#include "store/slot.h"
+#include "objects/slot.h"
 #include "commit/gate.h"
 #include "commit/txblock.h"
-#include "store/object.h"
+#include "objects/object.h"
 #include "commit/hold.h"
 #include "commit/pair.h"
 #include "commit/relief.h"

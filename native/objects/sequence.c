@@ -1,10 +1,10 @@
 /* Lists of a store. Each function is one step that commits, rolls back and recovers whole. */
 #include <stdlib.h>
 
-#include "store/sequence.h"
+#include "objects/sequence.h"
 #include "commit/gate.h"
 #include "commit/txblock.h"
-#include "store/object.h"
+#include "objects/object.h"
 #include "store/grow.h"
 #include "names/list.h"
 

@@ -1,6 +1,6 @@
 /* What is where; and the superblock's twin. */
-#ifndef PMS_STORE_USAGE_H
-#define PMS_STORE_USAGE_H
+#ifndef PMS_OBJECTS_USAGE_H
+#define PMS_OBJECTS_USAGE_H
 
 #include "commit/pool.h"
 

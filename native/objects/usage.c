@@ -1,7 +1,7 @@
 /* What of the data is in use, and where; and the superblock's twin. */
 #include <string.h>
 
-#include "store/usage.h"
+#include "objects/usage.h"
 #include "commit/gate.h"
 
 static_assert(PMS_USAGE_SEGMENTS == PMS_MAX_SEGMENTS, "one for each segment");
