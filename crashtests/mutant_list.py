@@ -338,7 +338,7 @@ _HEAD = [
     Mutant("in_place_kept", "log/reading.c", "is_state(&s->super, page) && atomic_load_explicit(&s->slot[page], memory_order_acquire) == 0 &&",
            "is_state(&s->super, page) &&", "an idle slot that came and went while a flush wrote it in place goes unnoticed",
            native=("test_in_place",)),
-    Mutant("own_unnoted", "seam/map.c", "        set_bits(m->own, off, bytes, true);", "        (void)0;",
+    Mutant("own_unnoted", "seam/map.c", "        set_own(m, off, bytes, true);", "        (void)0;",
            "a page that was stored to is taken for the file's, and given up", native=("test_map",)),
     Mutant("hot_unmarked", "log/entries.c", "PMS_ASSERT(p.len == len && u->log.at_extent == 0); pms_undo_set_changed(u, off, len);",
            "PMS_ASSERT(p.len == len && u->log.at_extent == 0);",
