@@ -286,7 +286,8 @@ static void a_roll_back(void)
     write_all(30);
     CHECK(ok(pms_commit(pool, &e)));
     write_all(40);
-    CHECK(spilled() > 0 && ok(pms_rollback(pool, &e)) && all_are(30));
+    CHECK(spilled() > 0);
+    CHECK(ok(pms_rollback(pool, &e)) && all_are(30));
     expect_after_close(30);
 }
 
@@ -334,7 +335,8 @@ static void held_versions(void)
     fill_store(1);
     for (uint32_t round = 1; round <= 4; round++) {
         write_all(round * 10);
-        CHECK(spilled() > 0 && ok(pms_commit(pool, &e)));
+        CHECK(spilled() > 0);
+        CHECK(ok(pms_commit(pool, &e)));
         write_all(round * 10 + 500);
         CHECK(ok(pms_commit(pool, &e)) && all_are(round * 10 + 500));
         CHECK(ok(pms_back(pool, &e)) && all_are(round * 10));
@@ -413,7 +415,8 @@ static void snapshots(void)
     CHECK(ok(pms_commit(pool, &e)) && snapshot_is(s, 0));
     pms_snapshot_end(pool, s);
     write_all(30);
-    CHECK(spilled() > 0 && ok(pms_snapshot_begin(pool, 1ull << 30, -1, &s, &e)));
+    CHECK(spilled() > 0);
+    CHECK(ok(pms_snapshot_begin(pool, 1ull << 30, -1, &s, &e)));
     CHECK(snapshot_is(s, 20));
     write_all(40);
     CHECK(snapshot_is(s, 20) && ok(pms_rollback(pool, &e)));
@@ -697,7 +700,8 @@ static void fork_children_see_their_state(void)
     CHECK(all_are(400) && ok(pms_commit(pool, &e)) && all_are(400));
     CHECK(spilled() == 0);
     write_all(500);
-    CHECK(spilled() > 0 && ok(pms_rollback(pool, &e)) && all_are(400));
+    CHECK(spilled() > 0);
+    CHECK(ok(pms_rollback(pool, &e)) && all_are(400));
     write_all(600);
     CHECK(ok(pms_commit(pool, &e)) && all_are(600));
     CHECK(child_is_right(first) && child_is_right(second));
