@@ -571,7 +571,7 @@ _SPILL = [
            "pages go to the spill that are locked in memory", FILE, native=SPILL),
     Mutant("spill_never_back", "seam/map.c", "            err = pms_spill_back(m, at, n);", "            (void)pms_spill_back;",
            "pages that were given back still show the spill (I10)", FILE, native=SPILL),
-    Mutant("spill_stays", "commit/relief.c", "(share != UINT64_MAX && has_spilled(pool, 0))", "share == 0",
+    Mutant("spill_stays", "commit/relief.c", "(share != UINT64_MAX && pms_spill_bytes(&pool->map))", "share == 0",
            "what went to the spill stays there behind its commit", FILE, native=SPILL),
     Mutant("spill_shown", "commit/fork.c", "        freeze(pool);", "        (void)freeze;",
            "a fork child sees what is stored to the spill after the fork", FILE, native=SPILL),

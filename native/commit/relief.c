@@ -191,21 +191,19 @@ static uint64_t too_much(uint64_t share) /* with some room */
     return own > most ? own - most : 0;
 }
 
-/* More lies in the spill than the last look left there, by so much. */
-static bool has_spilled(const struct pms_pool *pool, uint64_t bytes)
+/* Much more lies in the spill than the last look left there. */
+static bool has_spilled(const struct pms_pool *pool, uint64_t share)
 {
-    return pms_spill_bytes(&pool->map) > pool->relief.spilled + bytes;
+    return pms_spill_bytes(&pool->map) > pool->relief.spilled + share / SPILLED;
 }
 
 static void relieve(struct pms_pool *pool, uint64_t share)
 {
     give(pool, PMS_JOURNAL_HURRY, too_much(share));
-    if (pms_memory_own() > share || has_spilled(pool, share / SPILLED))
+    if (pms_memory_own() > share || has_spilled(pool, share))
         give(pool, PMS_JOURNAL_WAIT, too_much(share));
     pms_undo_lock(&pool->undo);
-    bool all = pms_undo_give_back(&pool->undo);
-    if (all && !pms_spill_bytes(&pool->map))
-        pms_spill_forget(&pool->map);
+    pms_spill_forget(&pool->map, pms_undo_give_back(&pool->undo));
     pms_undo_unlock(&pool->undo);
 }
 
@@ -222,7 +220,7 @@ static uint64_t look(struct pms_pool *pool)
 void pms_relief_look(struct pms_pool *pool)
 {
     uint64_t share = look(pool);
-    if (pms_memory_own() > share || (share != UINT64_MAX && has_spilled(pool, 0)))
+    if (pms_memory_own() > share || (share != UINT64_MAX && pms_spill_bytes(&pool->map)))
         relieve(pool, share);
     pool->relief.spilled = pms_spill_bytes(&pool->map);
     pool->relief.look_at = pms_journal_written(pool->journal) + pool->relief.most;

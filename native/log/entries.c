@@ -33,12 +33,18 @@ struct piece { /* one entry whose place in the log is settled */
     uint32_t len, seq;
 };
 
+/* Where the extent at hand lies in the spill; of halves, that of the running transaction. */
+static struct pms_log_extent *lies_there(struct pms_undo *u)
+{
+    return &u->log.spilled[u->log.at_extent][u->log.halves ? u->tag & 1 : 0];
+}
+
 /* What lies behind `at` of the log in memory goes to the spill, for a step: nothing is there yet.
  */
 static void spill_ahead(struct pms_undo *u, uint64_t at, uint64_t bytes)
 {
     struct pms_log *l = &u->log;
-    struct pms_log_extent *lies = &l->spilled[l->at_extent], *x = &l->extent[l->at_extent];
+    struct pms_log_extent *lies = lies_there(u), *x = &l->extent[l->at_extent];
     bool joins = lies->bytes && at >= lies->off && at <= lies->off + lies->bytes;
     uint64_t from = joins ? lies->off + lies->bytes : pms_page_up(at), most = x->off + x->bytes,
              to = pms_page_up(at + bytes) > from + SPILL_STEP ? pms_page_up(at + bytes)
@@ -59,7 +65,7 @@ static void take_memory(struct pms_undo *u, uint64_t at, uint64_t bytes)
 {
     struct pms_log *l = &u->log;
     uint32_t i = l->at_extent;
-    const struct pms_log_extent *lies = &l->spilled[i];
+    const struct pms_log_extent *lies = lies_there(u);
     if (at >= lies->off && at + bytes <= lies->off + lies->bytes)
         return;
     if (i && pms_map_is_short(u->map, l->memory_bytes, bytes))

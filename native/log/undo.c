@@ -111,12 +111,13 @@ bool pms_undo_give_back(struct pms_undo *u)
     for (uint32_t i = 1; all && i < l->extent_count; i++) {
         const struct pms_log_extent *x = &l->extent[i];
         (void)madvise(l->base + x->off, (size_t)x->bytes, MADV_DONTNEED);
-        if (l->spilled[i].bytes && mmap(l->base + x->off, (size_t)x->bytes, PROT_READ | PROT_WRITE,
-                                        PMS_RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
+        bool lies = l->spilled[i][0].bytes || l->spilled[i][1].bytes;
+        if (lies && mmap(l->base + x->off, (size_t)x->bytes, PROT_READ | PROT_WRITE,
+                         PMS_RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
             return false;
-        if (l->spilled[i].bytes)
+        if (lies)
             prefer_huge(u, x);
-        l->spilled[i].bytes = l->used[i] = 0;
+        l->spilled[i][0].bytes = l->spilled[i][1].bytes = l->used[i] = 0;
     }
     if (all)
         l->memory_bytes = 0;

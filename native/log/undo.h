@@ -49,9 +49,10 @@ struct pms_log {
     unsigned char *steady;
     struct pms_taken *taken; /* by seq; address space reserved, never moved */
     uint64_t taken_room;
-    /* Of a log in memory, by extent: how far it was ever used, and where it lies in the spill */
+    /* Of a log in memory, by extent: how far it was ever used, and where it lies in the spill, each
+     * half for itself */
     uint64_t used[PMS_MAX_SEGMENTS + 1];
-    struct pms_log_extent spilled[PMS_MAX_SEGMENTS + 1];
+    struct pms_log_extent spilled[PMS_MAX_SEGMENTS + 1][2];
     uint64_t memory_bytes; /* that it takes */
 };
 

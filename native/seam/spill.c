@@ -40,17 +40,20 @@ static void drop(int *fd)
     *fd = -1;
 }
 
-void pms_spill_forget(struct pms_map *m)
+void pms_spill_forget(struct pms_map *m, bool memory)
 {
-    drop(&m->spill.fd);
-    drop(&m->spill.log_fd);
+    if (!pms_spill_bytes(m))
+        drop(&m->spill.fd);
+    if (memory)
+        drop(&m->spill.log_fd);
 }
 
 void pms_spill_end(struct pms_map *m)
 {
     if (!atomic_exchange(&m->spill.on, false))
         return;
-    pms_spill_forget(m);
+    drop(&m->spill.fd);
+    drop(&m->spill.log_fd);
     drop(&m->spill.folder);
 }
 

@@ -56,8 +56,8 @@ void pms_spill_after_fork_in_child(struct pms_map *m);
  * is committed (failed_syncs). What is read there after this was asked is not meant. */
 bool pms_spill_is_whole(struct pms_map *m);
 
-/* Files without a name are left to what is mapped from them, if anything is. */
-void pms_spill_forget(struct pms_map *m);
+/* Files without a name where nothing lies give their room back. memory: none does. */
+void pms_spill_forget(struct pms_map *m, bool memory);
 
 static inline uint64_t pms_spill_bytes(const struct pms_map *m)
 {
