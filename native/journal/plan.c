@@ -156,7 +156,10 @@ int pms_plan_write_record(struct pms_journal *j, const struct pms_change *change
     record->crc = 0;
     record->crc = pms_crc32c(j->ring.seed, record, used);
     memset((unsigned char *)record + used, 0, head - used);
-    int status = sink.sent && sink.count > 0 ? sink_flush(&sink, error) : PMS_OK;
+    /* What lies in the spill is read once more by the write: it has to be read before it is asked
+     * whether the disk lost any of it. */
+    bool first = sink.sent || pms_spill_any(j->map);
+    int status = first && sink.count > 0 ? sink_flush(&sink, error) : PMS_OK;
     if (status)
         return status;
     if (!pms_spill_is_whole(j->map)) /* all images were read; without a header none counts */

@@ -59,6 +59,12 @@ bool pms_spill_is_whole(struct pms_map *m);
 /* Files without a name where nothing lies give their room back. memory: none does. */
 void pms_spill_forget(struct pms_map *m, bool memory);
 
+/* Whether something may lie there. */
+static inline bool pms_spill_any(const struct pms_map *m)
+{
+    return m->spill.fd >= 0 || m->spill.log_fd >= 0;
+}
+
 static inline uint64_t pms_spill_bytes(const struct pms_map *m)
 {
     return atomic_load(&m->spill.pages) * PMS_PAGE;
