@@ -166,20 +166,28 @@ def find(roots: dict[str, Any]) -> list[Found]:
     return search.found
 
 
-def find_in_modules(modules: dict[str, torch.nn.Module]) -> list[Found]:
-    """The generators that these modules hold, by their names, in the same way; what torch keeps in
-    a module is left out."""
+Holder = tuple[dict[str, Any], str, Any]
+"""The attributes of a module, the name of one in which a generator was found, and its value."""
+
+
+def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], list[Holder]]:
+    """The generators that these modules hold, by their names, in the same way, and where; what
+    torch keeps in a module is left out."""
     search = _Search([*modules.values()])
+    holders: list[Holder] = []
     kinds: set[type] = set()
     for name, module in modules.items():
         for key, item in list(vars(module).items()):
             if key not in OF_MODULES and type(item) not in _LEAVES:
+                before = len(search.found)
                 search.look(f"{name}.{key}" if name else key, item)
+                if len(search.found) > before or as_generator(item) is not None:
+                    holders.append((vars(module), key, item))
         if type(module) not in kinds:
             kinds.add(type(module))
             for place, item in _of_class(name, module):
                 search.look(place, item)
-    return search.found
+    return search.found, holders
 
 
 OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
