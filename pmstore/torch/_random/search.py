@@ -13,7 +13,7 @@ import itertools
 import random
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -119,6 +119,16 @@ def as_generator(given: Any) -> Seedable | None:
     return None
 
 
+Link = tuple[Any, Any]
+"""An object, and one that it holds as an attribute or an item."""
+
+
+def holder_has(link: Link) -> bool:
+    holder, held = link
+    items = holder if isinstance(holder, (list, tuple, dict)) else getattr(holder, "__dict__", ())
+    return any(one is held for one in (items.values() if isinstance(items, dict) else items))
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A generator that some object holds.
@@ -126,11 +136,17 @@ class Found:
     Attributes:
         place: where, as an expression: "dataset.rng".
         generator: that was there when it was looked for.
+        way: to it: objects, each with the one that it held.
     """
 
     place: str
     generator: Seedable
     kind: str
+    way: tuple[Link, ...] = field(default=(), compare=False, repr=False)
+
+    def is_there(self) -> bool:
+        """Whether each object on the way to it still holds the next one."""
+        return all(holder_has(link) for link in self.way)
 
     def get_state(self) -> Any:
         return self.generator.get_state()
@@ -210,20 +226,21 @@ class _Search:
             self._seen[id(default)] = default
 
     def look(self, name: str, root: Any) -> None:
-        level = [(name, root)]
+        level: list[tuple[str, Any, tuple[Link, ...]]] = [(name, root, ())]
         for _ in range(_DEPTH + 1):
-            below: list[tuple[str, Any]] = []
-            for place, item in level:
+            below: list[tuple[str, Any, tuple[Link, ...]]] = []
+            for place, item, way in level:
                 if type(item) in _LEAVES or id(item) in self._seen:
                     continue
                 if len(self._seen) > self._most:
                     return
                 self._seen[id(item)] = item
-                if not self._take(place, item):
-                    below.extend(parts_of(place, item))
+                if not self._take(place, item, way):
+                    parts = parts_of(place, item)
+                    below.extend((below_it, part, (*way, (item, part))) for below_it, part in parts)
             level = below
 
-    def _take(self, place: str, item: Any) -> bool:
+    def _take(self, place: str, item: Any, way: tuple[Link, ...]) -> bool:
         generator = as_generator(item)
         if generator is None:
             return False
@@ -235,7 +252,9 @@ class _Search:
         kind = f"{type(item).__module__.partition('.')[0]} {type(item).__name__}"
         if bits is not None:
             kind += f" ({type(bits).__name__})"
-        self.found.append(Found(place, generator, kind))
+        # what a function closes over, or a class has, is not followed
+        followed = tuple(link for link in way if holder_has(link))
+        self.found.append(Found(place, generator, kind, followed))
         return True
 
 
