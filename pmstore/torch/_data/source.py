@@ -102,7 +102,7 @@ class Source:
 
     def all_there(self) -> bool:
         """Whether no object that holds a generator has another one in its place."""
-        return all(one.is_there() for one in self.generators)
+        return all(map(Found.is_there, self.generators))
 
     def follow(self) -> None:
         """Looks for generators again if some are in the place of those that were found."""

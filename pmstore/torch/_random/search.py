@@ -123,7 +123,7 @@ Link = tuple[Any, Any]
 """An object, and one that it holds as an attribute or an item."""
 
 
-def holder_has(link: Link) -> bool:
+def _holds(link: Link) -> bool:
     holder, held = link
     items = holder if isinstance(holder, (list, tuple, dict)) else getattr(holder, "__dict__", ())
     return any(one is held for one in (items.values() if isinstance(items, dict) else items))
@@ -146,7 +146,7 @@ class Found:
 
     def is_there(self) -> bool:
         """Whether each object on the way to it still holds the next one."""
-        return all(holder_has(link) for link in self.way)
+        return all(map(_holds, self.way))
 
     def get_state(self) -> Any:
         return self.generator.get_state()
@@ -195,9 +195,9 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
     for name, module in modules.items():
         for key, item in list(vars(module).items()):
             if key not in OF_MODULES and type(item) not in _LEAVES:
-                before = len(search.found)
+                before, shared = [*search.found], id(item) in search.seen
                 search.look(f"{name}.{key}" if name else key, item)
-                if len(search.found) > before or as_generator(item) is not None:
+                if shared or search.found != before:
                     holders.append((vars(module), key, item))
         if type(module) not in kinds:
             kinds.add(type(module))
@@ -218,26 +218,26 @@ class _Search:
         self.found: list[Found] = []
         self._most = _MOST_OBJECTS + len(leave_out)
         # the objects too: an id is another's once one is gone
-        self._seen: dict[int, Any] = {id(one): one for one in leave_out}
+        self.seen: dict[int, Any] = {id(one): one for one in leave_out}
         for default in (torch.default_generator, getattr(random, "_inst", None)):
-            self._seen[id(default)] = default
+            self.seen[id(default)] = default
         state = getattr(np.random.mtrand, "_rand", None)
         for default in (state, getattr(state, "_bit_generator", None)):
-            self._seen[id(default)] = default
+            self.seen[id(default)] = default
 
     def look(self, name: str, root: Any) -> None:
         level: list[tuple[str, Any, tuple[Link, ...]]] = [(name, root, ())]
         for _ in range(_DEPTH + 1):
             below: list[tuple[str, Any, tuple[Link, ...]]] = []
             for place, item, way in level:
-                if type(item) in _LEAVES or id(item) in self._seen:
+                if type(item) in _LEAVES or id(item) in self.seen:
                     continue
-                if len(self._seen) > self._most:
+                if len(self.seen) > self._most:
                     return
-                self._seen[id(item)] = item
+                self.seen[id(item)] = item
                 if not self._take(place, item, way):
-                    parts = parts_of(place, item)
-                    below.extend((below_it, part, (*way, (item, part))) for below_it, part in parts)
+                    for at, part in parts_of(place, item):
+                        below.append((at, part, (*way, (item, part))))
             level = below
 
     def _take(self, place: str, item: Any, way: tuple[Link, ...]) -> bool:
@@ -246,14 +246,14 @@ class _Search:
             return False
         bits = getattr(item, "bit_generator", None)  # two generators may draw from one
         if bits is not None:
-            if id(bits) in self._seen:
+            if id(bits) in self.seen:
                 return True
-            self._seen[id(bits)] = bits
+            self.seen[id(bits)] = bits
         kind = f"{type(item).__module__.partition('.')[0]} {type(item).__name__}"
         if bits is not None:
             kind += f" ({type(bits).__name__})"
         # what a function closes over, or a class has, is not followed
-        followed = tuple(link for link in way if holder_has(link))
+        followed = tuple(link for link in way if _holds(link))
         self.found.append(Found(place, generator, kind, followed))
         return True
 

@@ -198,7 +198,7 @@ class AttributesPart:
             known is None
             or seen == OTHERS
             or any(table.get(key) is not one for table, key, one in self._holders)
-            or not all(one.is_there() for one in self._generators)
+            or not all(map(Found.is_there, self._generators))
         ):
             known = self._look()
         elif seen == VALUES:
