@@ -73,7 +73,8 @@ static void compare(PyObject *was, PyObject *is, enum found *all)
 }
 
 /* Of a dict some keys of which are looked at: which of them have data that cannot change, and what
- * it is. Any other value may become another one, and is not held (item[1] is NULL). */
+ * it is. Any other value may become another one of its type, and is not held (item[1] is the type,
+ * which no such data is). */
 static enum found look_at_chosen(const struct table *t, PyObject *const *item)
 {
     enum found all = SAME;
@@ -85,10 +86,12 @@ static enum found look_at_chosen(const struct table *t, PyObject *const *item)
             return OTHERS;
         if (value == item[1])
             continue;
-        if (constant(value) != !!item[1])
+        if (constant(value) == !!PyType_Check(item[1]))
             return OTHERS;
-        if (item[1])
+        if (!PyType_Check(item[1]))
             all = VALUES;
+        else if ((PyObject *)Py_TYPE(value) != item[1])
+            return OTHERS;
     }
     return all;
 }
@@ -255,7 +258,7 @@ static int note_chosen(Watch *w, PyObject *chosen, Py_ssize_t room)
         if (!value)
             return changed_meanwhile();
         w->item[w->items++] = Py_NewRef(key);
-        w->item[w->items++] = constant(value) ? Py_NewRef(value) : NULL;
+        w->item[w->items++] = Py_NewRef(constant(value) ? value : (PyObject *)Py_TYPE(value));
     }
     return 0;
 }
@@ -405,7 +408,7 @@ static void take_table(const struct table *t, PyObject **item)
             take_value(&item[i], PyList_GetItem(t->container, i));
     } else if (t->size >= 0) {
         for (Py_ssize_t i = 0; i < t->items; i += 2)
-            if (item[i + 1])
+            if (!PyType_Check(item[i + 1]))
                 take_value(&item[i + 1], PyDict_GetItemWithError(t->container, item[i]));
     } else {
         for (Py_ssize_t at = 0; PyDict_Next(t->container, &at, &key, &value); item += 2)
@@ -509,7 +512,7 @@ static PyType_Slot watch_slots[] = {
     {Py_tp_methods, watch_methods},
     {Py_tp_doc,
      "Watch(tables, tensors, blocks, wrapped, questions): dicts and lists as they are now, and of (dict, keys) "
-     "how many keys it has, and which of these have constants, and which; and tensors, which have to lie where and how their blocks lie; of the first ones, so many, their "
+     "how many keys it has, and which of these have constants, and which, and of what type the others are; and tensors, which have to lie where and how their blocks lie; of the first ones, so many, their "
      "`_local_tensor`. questions, if given: (function, arguments, answer); the answer has to be the same object, or have the same bytes."},
     {0, NULL},
 };

@@ -105,6 +105,17 @@ class Stream(IterableDataset[torch.Tensor]):
             yield torch.tensor([draw(self.rng)], dtype=torch.float64)
 
 
+class Renewed(Stream):
+    """Makes its generator anew in each epoch."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.epoch += 1
+        self.rng = np.random.default_rng(self.epoch)
+        yield from super().__iter__()
+
+
 class Curriculum(Sampler[int]):
     """Counts its epochs, and has a generator of its own."""
 
@@ -170,6 +181,7 @@ ALONE: dict[str, Callable[[], Any]] = {
     ),
     "closure": lambda: DataLoader(Augmented(), 3, collate_fn=closed_over()),
     "stream": lambda: DataLoader(Stream(), 3),
+    "renewed": lambda: DataLoader(Renewed(), 3),
     "curriculum": lambda: DataLoader(numbers(), 3, sampler=Curriculum()),
     "told": lambda: DataLoader(numbers(), 3, sampler=Told()),
     "restless": lambda: DataLoader(Augmented(), 3, sampler=Restless()),
@@ -254,6 +266,39 @@ def test_killed(shm: Path, kind: str, ahead: int) -> None:
 
 def _child(path: Path, make: Callable[[], Any], ahead: int, steps: Steps) -> None:
     train(path, make, steps, ahead)
+
+
+MADE: dict[str, Callable[[int], Any]] = {
+    "numpy": np.random.default_rng,
+    "python": random.Random,
+    "torch": lambda seed: torch.Generator().manual_seed(seed),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_made_anew_in_heads(tmp_path: Path, kind: str) -> None:
+    """As `set_epoch` of a data set may do; also when nobody looks for new ones any longer."""
+
+    def life(path: Path, end: int) -> list[Any]:
+        data = Augmented(kind)
+        seen: list[Any] = []
+        with pmstore.open(path) as store:
+            run = attach(store, loader=DataLoader(data, 1))
+            stored = store.list("seen")
+            for epoch in run.epochs(3):
+                data.rng = MADE[kind](int(epoch))
+                for (batch,) in epoch:
+                    stored.append(batch.tolist())
+                    if len(stored) == end:
+                        run.commit()
+                        run.detach()
+                        return seen
+            seen += stored
+        return seen
+
+    for end in (3, SIZE + 5, 2 * SIZE + 4):
+        life(tmp_path / "pieces.pm", end)
+    assert life(tmp_path / "pieces.pm", -1) == life(tmp_path / "whole.pm", -1)
 
 
 class WhoLoads(Dataset[torch.Tensor]):

@@ -3,6 +3,7 @@ stopped, rolled back and resumed ends in the same bits."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -186,8 +187,45 @@ def attributes_of_modules() -> tuple[dict[str, Any], Step]:
     return {"model": {"net": model, "loss": nn.L1Loss()}, "optimizer": optimizer}, step
 
 
+class Noise:
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+
+class Replaced(nn.Module):
+    """Keeps objects, in whose place the program puts others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = Noise(1)
+        self.scale: Any = math.sqrt  # no data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.scale[0] if isinstance(self.scale, list) else self.scale(2)
+        return x * scale + self.noise.rng.random()
+
+
+def objects_of_modules() -> tuple[dict[str, Any], Step]:
+    """That become others: one with a generator in it, and one that becomes data."""
+    replaced = Replaced()
+    model = nn.Sequential(nn.Linear(3, 3), replaced, nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        if number == 3:
+            replaced.noise = Noise(2)
+        if number == 4:
+            replaced.scale = [0.5]
+        optimizer.zero_grad()
+        model(torch.ones(5, 3)).square().sum().backward()
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
 PROGRAMS = [
     attributes_of_modules,
+    objects_of_modules,
     lists_in_an_optimizer,
     tensors_that_require_gradients,
     gradients_in_one_buffer,

@@ -52,6 +52,7 @@ class Cursor:
     def _first(self) -> None:
         """Notes, before the first batch of an epoch that `begin` opened, what the program drew
         since then: it belongs to the epoch's start."""
+        self._source.follow()
         now, begun = rng.capture(self._source.generators), self._begun
         self._begun = None
         start = self.behind.start

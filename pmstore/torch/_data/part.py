@@ -106,6 +106,7 @@ class LoaderPart:
 
     def _capture_generators(self) -> None:
         source, self._watch = self.source, None
+        source.follow()
         found = source.generators
         states = {one.place: one.generator.get_state() for one in found}
         attributes = source.attributes
@@ -120,6 +121,8 @@ class LoaderPart:
             self._generators.write(states)
         self._drawn = drawn
         questions = [still(source, "generators", found)]
+        if any(one.way for one in found):
+            questions.append((source.all_there, (), True))
         for one in found:
             asked = one.asked(states[one.place])
             if asked is None:
@@ -151,6 +154,7 @@ class LoaderPart:
             part.forget()
         self._drawn = self._watch = None
         source = self.source
+        source.follow()
         source.opened = False
         cut_source(source, read_cut(self._store, self._path))
         source.earlier = not self._found.stored

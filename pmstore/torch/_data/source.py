@@ -100,6 +100,15 @@ class Source:
         self.generators = [*find(self._holders), *self._own]
         return [one for one in self.generators if one.place not in known]
 
+    def all_there(self) -> bool:
+        """Whether no object that holds a generator has another one in its place."""
+        return all(map(Found.is_there, self.generators))
+
+    def follow(self) -> None:
+        """Looks for generators again if some are in the place of those that were found."""
+        if not self.all_there():
+            self.look()
+
     def draws(self, leave_out: tuple[str, ...] = ()) -> bool:
         """Whether something of it changes from batch to batch. leave_out: beginnings of places."""
         return any(
@@ -116,6 +125,7 @@ class Source:
 
     def begin(self, position: Position) -> tuple[Iterator[Any], dict[str, Any]]:
         """The batches of a new epoch, and its start."""
+        self.follow()
         start = rng.capture(self.generators)
         self.data_epoch = position.data_epoch
         return self.open(0, start), start
@@ -123,11 +133,15 @@ class Source:
     def resume(self, position: Position) -> Iterator[Any]:
         """The batches that are left of an epoch that has begun. The generators come out as they
         went in."""
-        with rng.unchanged(self.generators):
+        now = rng.capture(self.generators)
+        try:
             batches = self.reopen(position)
             if position.batch == 0:
                 self.draw_first()  # now, while the generators are those of the epoch's start
             return batches
+        finally:
+            self.follow()
+            rng.restore(now, self.generators)
 
     def draw_first(self) -> None:
         """Draws the first index of the epoch that was opened, if it draws any."""

@@ -36,6 +36,7 @@ class StatefulLoader(Source):
         return self._at
 
     def begin(self, position: Position) -> tuple[Iterator[Any], dict[str, Any]]:
+        self.follow()
         start = rng.capture(self.generators)
         start["loader"] = position.state
         self.data_epoch: int = position.data_epoch

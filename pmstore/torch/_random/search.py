@@ -13,7 +13,7 @@ import itertools
 import random
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -119,6 +119,16 @@ def as_generator(given: Any) -> Seedable | None:
     return None
 
 
+Link = tuple[Any, Any]
+"""An object, and one that it holds as an attribute or an item."""
+
+
+def _holds(link: Link) -> bool:
+    holder, held = link
+    items = holder if isinstance(holder, (list, tuple, dict)) else getattr(holder, "__dict__", ())
+    return any(one is held for one in (items.values() if isinstance(items, dict) else items))
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A generator that some object holds.
@@ -126,11 +136,17 @@ class Found:
     Attributes:
         place: where, as an expression: "dataset.rng".
         generator: that was there when it was looked for.
+        way: to it: objects, each with the one that it held.
     """
 
     place: str
     generator: Seedable
     kind: str
+    way: tuple[Link, ...] = field(default=(), compare=False, repr=False)
+
+    def is_there(self) -> bool:
+        """Whether each object on the way to it still holds the next one."""
+        return all(map(_holds, self.way))
 
     def get_state(self) -> Any:
         return self.generator.get_state()
@@ -166,20 +182,28 @@ def find(roots: dict[str, Any]) -> list[Found]:
     return search.found
 
 
-def find_in_modules(modules: dict[str, torch.nn.Module]) -> list[Found]:
-    """The generators that these modules hold, by their names, in the same way; what torch keeps in
-    a module is left out."""
+Holder = tuple[dict[str, Any], str, Any]
+"""The attributes of a module, the name of one in which a generator was found, and its value."""
+
+
+def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], list[Holder]]:
+    """The generators that these modules hold, by their names, in the same way, and where; what
+    torch keeps in a module is left out."""
     search = _Search([*modules.values()])
+    holders: list[Holder] = []
     kinds: set[type] = set()
     for name, module in modules.items():
         for key, item in list(vars(module).items()):
             if key not in OF_MODULES and type(item) not in _LEAVES:
+                before, shared = [*search.found], id(item) in search.seen
                 search.look(f"{name}.{key}" if name else key, item)
+                if shared or search.found != before:
+                    holders.append((vars(module), key, item))
         if type(module) not in kinds:
             kinds.add(type(module))
             for place, item in _of_class(name, module):
                 search.look(place, item)
-    return search.found
+    return search.found, holders
 
 
 OF_MODULES = frozenset(vars(torch.nn.Module())) - {"training"}
@@ -194,40 +218,43 @@ class _Search:
         self.found: list[Found] = []
         self._most = _MOST_OBJECTS + len(leave_out)
         # the objects too: an id is another's once one is gone
-        self._seen: dict[int, Any] = {id(one): one for one in leave_out}
+        self.seen: dict[int, Any] = {id(one): one for one in leave_out}
         for default in (torch.default_generator, getattr(random, "_inst", None)):
-            self._seen[id(default)] = default
+            self.seen[id(default)] = default
         state = getattr(np.random.mtrand, "_rand", None)
         for default in (state, getattr(state, "_bit_generator", None)):
-            self._seen[id(default)] = default
+            self.seen[id(default)] = default
 
     def look(self, name: str, root: Any) -> None:
-        level = [(name, root)]
+        level: list[tuple[str, Any, tuple[Link, ...]]] = [(name, root, ())]
         for _ in range(_DEPTH + 1):
-            below: list[tuple[str, Any]] = []
-            for place, item in level:
-                if type(item) in _LEAVES or id(item) in self._seen:
+            below: list[tuple[str, Any, tuple[Link, ...]]] = []
+            for place, item, way in level:
+                if type(item) in _LEAVES or id(item) in self.seen:
                     continue
-                if len(self._seen) > self._most:
+                if len(self.seen) > self._most:
                     return
-                self._seen[id(item)] = item
-                if not self._take(place, item):
-                    below.extend(parts_of(place, item))
+                self.seen[id(item)] = item
+                if not self._take(place, item, way):
+                    for at, part in parts_of(place, item):
+                        below.append((at, part, (*way, (item, part))))
             level = below
 
-    def _take(self, place: str, item: Any) -> bool:
+    def _take(self, place: str, item: Any, way: tuple[Link, ...]) -> bool:
         generator = as_generator(item)
         if generator is None:
             return False
         bits = getattr(item, "bit_generator", None)  # two generators may draw from one
         if bits is not None:
-            if id(bits) in self._seen:
+            if id(bits) in self.seen:
                 return True
-            self._seen[id(bits)] = bits
+            self.seen[id(bits)] = bits
         kind = f"{type(item).__module__.partition('.')[0]} {type(item).__name__}"
         if bits is not None:
             kind += f" ({type(bits).__name__})"
-        self.found.append(Found(place, generator, kind))
+        # what a function closes over, or a class has, is not followed
+        followed = tuple(link for link in way if _holds(link))
+        self.found.append(Found(place, generator, kind, followed))
         return True
 
 

@@ -16,7 +16,7 @@ from pmstore import Store
 from pmstore.engine._binding import Watch
 from pmstore.objects.structure import encode
 from pmstore.torch._random.defaults import set_states, states_of
-from pmstore.torch._random.search import OF_MODULES, Found, as_generator, find_in_modules
+from pmstore.torch._random.search import OF_MODULES, Found, Holder, find_in_modules
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
 from pmstore.torch.changes import OTHERS, SAME, VALUES, still
@@ -140,14 +140,14 @@ class AttributesPart:
         self._constants: list[Place] = []
         self._mutable: list[Place] = []
         self._generators: list[Found] = []
-        self._holders: list[tuple[dict[str, Any], str, Any]] = []  # of generators
+        self._holders: list[Holder] = []
 
     def _look(self) -> Watch:
         """Finds modules, attributes and generators anew."""
         same = still(self._model, "linked", self._model.linked)
         modules = _modules_of(self._models)
         self._tables = {name: vars(module) for name, module in modules.items()}
-        self._constants, self._mutable, self._holders = [], [], []
+        self._constants, self._mutable = [], []
         watched = []
         for name, module in modules.items():
             table, keys = vars(module), _own_keys(module)
@@ -157,11 +157,9 @@ class AttributesPart:
                 if is_constant(value):
                     self._constants.append((name, key))
                     continue
-                if as_generator(value) is not None:
-                    self._holders.append((table, key, value))
-                elif _may_be_data(value) and (name, key) not in self._left_alone:
+                if _may_be_data(value) and (name, key) not in self._left_alone:
                     self._mutable.append((name, key))
-        self._generators = find_in_modules(modules)
+        self._generators, self._holders = find_in_modules(modules)
         return Watch(watched, [], [], 0, [same])
 
     def _begin(self, watch: Watch) -> Watch:
@@ -200,6 +198,7 @@ class AttributesPart:
             known is None
             or seen == OTHERS
             or any(table.get(key) is not one for table, key, one in self._holders)
+            or not all(map(Found.is_there, self._generators))
         ):
             known = self._look()
         elif seen == VALUES:
