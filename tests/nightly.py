@@ -104,7 +104,6 @@ TASKS = {
         "saves of two ranks by torch.distributed.checkpoint, killed at each primitive",
         "twenty minutes",
         "$PY tests/torch/dcp_kills.py",
-        turn="$PY tests/torch/dcp_kills.py --kills 60 --seed $DRAWN",
     ),
     "asan-python": Task(
         "tests of Python with an engine under AddressSanitizer: lifetimes, views, containers, "
@@ -194,7 +193,6 @@ TASKS = {
         "an engine that is broken on purpose: each break has to be noticed",
         "three hours",
         "$PY -m crashtests.mutants",
-        turn="$PY -m crashtests.mutants --drawn 12 $DRAWN",
     ),
     "stress": Task(
         "programs that do everything at once to a store, with 10,000 kills",
