@@ -511,9 +511,10 @@ static PyType_Slot watch_slots[] = {
     {Py_tp_clear, watch_clear},
     {Py_tp_methods, watch_methods},
     {Py_tp_doc,
-     "Watch(tables, tensors, blocks, wrapped, questions): dicts and lists as they are now, and of (dict, keys) "
-     "how many keys it has, and which of these have constants, and which, and of what type the others are; and tensors, which have to lie where and how their blocks lie; of the first ones, so many, their "
-     "`_local_tensor`. questions, if given: (function, arguments, answer); the answer has to be the same object, or have the same bytes."},
+     "Watch(tables, tensors, blocks, wrapped, questions): dicts and lists as they are now. Of (dict, keys): how "
+     "many keys it has, which of these have constants, and which, and of what type the others are. Tensors "
+     "have to lie where and how their blocks lie; of the first `wrapped` ones their `_local_tensor`. "
+     "questions: (function, arguments, answer): the answer has to be the same object, or have the same bytes."},
     {0, NULL},
 };
 static PyType_Spec watch_spec = {
