@@ -17,7 +17,7 @@ import pmstore
 import pmstore.torch
 from pmstore.job import peers
 from pmstore.torch import Job
-from pmstore.torch._job import settings as job_module
+from pmstore.torch._job import job as job_module
 
 
 @pytest.fixture
