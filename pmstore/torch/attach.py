@@ -71,8 +71,9 @@ def attach(
     store's domain reaches. What the program does from then on is kept in steps (see `Run`).
 
     Tensors on an accelerator are mirrored instead: they stay where they are, and each commit copies
-    parameters, buffers and optimizer state into slots of the store (see `Store.mirror`), while the
-    program goes on with its next step. A resume and a roll back copy them back.
+    parameters, buffers and optimizer state into slots of the store (see `Store.mirror`). The device
+    copies before it goes on to the next step; the program waits neither for that nor for the store.
+    A resume and a roll back copy them back.
 
     Where a program has several of a kind, it gives a dict of them, `model={"g": g, "d": d},
     optimizer={"g": ..., "d": ...}`, or a list, whose keys are "0", "1", ... They lie under

@@ -137,6 +137,25 @@ def test_roll_back(store: pmstore.Store) -> None:
     assert run.step == 5
 
 
+def test_a_write_at_the_beginning_of_the_next_step(store: pmstore.Store) -> None:
+    """What clips weights before the update, as the first GANs did, writes while the commit of the
+    step before may still be read."""
+    model = nn.Linear(4096, 2048, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = pmstore.torch.attach(store, model=model, optimizer=optimizer, mirror=True, policy=None)
+    last, tried = model.weight[-1, -1].item(), -1
+    for step in run.steps(6):
+        assert model.weight[-1, -1].item() == last
+        model.weight.data[-1] = 1000  # torch counts no write of this kind
+        if step and tried < step:
+            tried = step
+            run.rollback()
+            continue
+        last = float(step)
+        model.weight.data.fill_(last)
+    assert tried == 5
+
+
 def test_gradients_that_accumulate(tmp_path: Path) -> None:
     """A commit in the middle of an accumulation keeps them."""
     ends = []

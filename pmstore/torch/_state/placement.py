@@ -26,7 +26,7 @@ class Placement(Protocol):
 
     Attributes:
         in_store: a step writes into the store's memory. Else only a commit does, and copies the
-            tensors, beside the next step if nobody waits for it.
+            tensors; if nobody waits for it, it goes on beside the next step.
     """
 
     model: ModelBinding | None
@@ -40,7 +40,8 @@ class Placement(Protocol):
         """The tensors become what the last commit holds."""
 
     def fence(self) -> None:
-        """Waits until a commit under way has read what the next update may write."""
+        """Lets the program write again: a commit under way has read the tensors, or their device
+        reads them first."""
 
     def release(self) -> None:
         """The run is detached."""

@@ -361,7 +361,9 @@ class Steps:
         self.counts["commits"] += 1
         self.loss = self.given
         self.course.committed(began, self.schedule.decision, progress.finished, under_way)
-        if not under_way:
+        if under_way:
+            self.pieces.placement.fence()  # the next step may write to parameters before its update
+        else:
             if self.log.loggers:
                 self.log.tell()
             if self.schedule.flushes:
