@@ -8,7 +8,7 @@ EXTRAS ?= dev
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(filter-out native/tests/%,$(wildcard native/*/*.c native/*/*.h)) native/pms.cdef
-BINDING := pmstore/engine/_build_ffi.py $(wildcard pmstore/engine/*.c pmstore/engine/*.h)
+BINDING := pmstore/_engine/_build_ffi.py $(wildcard pmstore/_engine/*.c pmstore/_engine/*.h)
 
 .PHONY: all venv demo quick test native lint docs bench dist nightly clean
 
@@ -70,6 +70,6 @@ nightly:
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f pmstore/engine/*.so pmstore/engine/_native.c $(STAMP) $(DOCS_STAMP)
+	rm -f pmstore/_engine/*.so pmstore/_engine/_native.c $(STAMP) $(DOCS_STAMP)
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	$(MAKE) -C native clean

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 from setuptools import Extension, setup
 
-ENGINE = "pmstore/engine"
+ENGINE = "pmstore/_engine"
 PARTS = (
     *("binding", "calls", "declared", "encode", "exports", "handle", "look", "memory", "objects"),
     *("spent", "transaction", "watch"),
@@ -36,7 +36,7 @@ def readme():
     """As a package index shows it. Its links and pictures lead to the files of this version, as
     none are beside it; and who reads it there has no clone to install from."""
     at = value("pyproject.toml", "Repository")
-    version = "v" + value("pmstore/base/version.py", "VERSION")
+    version = "v" + value("pmstore/_base/version.py", "VERSION")
 
     def absolute(found):
         kind = "raw" if found["picture"] else "blob"
@@ -57,7 +57,7 @@ setup(
     cffi_modules=[f"{ENGINE}/_build_ffi.py:ffibuilder"],
     ext_modules=[
         Extension(
-            "pmstore.engine._binding",
+            "pmstore._engine._binding",
             sources=[f"{ENGINE}/_{part}.c" for part in PARTS],
             include_dirs=["native", numpy.get_include()],
             depends=[f"{ENGINE}/_binding.h", *glob("native/*/*.h")],

@@ -115,7 +115,7 @@ def _loop(case: str, path: Path | None, domain: Any) -> Loop:
 
     import pmstore.torch
     from pmstore.scheduler import Auto, CommitScheduler
-    from pmstore.torch._step.schedule import LOSS_BUDGET, MAX_LOSS
+    from pmstore.torch._step.commit_schedule import LOSS_BUDGET, MAX_LOSS
 
     torch.manual_seed(0)
     x = torch.randn(1000, 20)

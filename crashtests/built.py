@@ -22,7 +22,7 @@ def extension(root: Path = ROOT) -> Path:
 
     Raises: SystemExit that says what to do: there is none, or a source is newer.
     """
-    engine = root / "pmstore" / "engine"
+    engine = root / "pmstore" / "_engine"
     found = sorted(engine.glob("_native*.so"))
     if not found:
         raise SystemExit(f"crashtests: {engine} has no built engine (_native*.so): {BUILD_IT}")

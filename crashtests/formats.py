@@ -34,7 +34,7 @@ import numpy as np
 
 import pmstore
 from pmstore import tiers
-from pmstore.engine.snapshot import checksum
+from pmstore._engine.snapshot import checksum
 from pmstore.errors import PmstoreError
 from pmstore.formats import exchange, portable
 from pmstore.tiers._epochs.manifest import BadManifestError, Manifest, ManifestName

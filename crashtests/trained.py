@@ -28,7 +28,7 @@ import torch
 import pmstore
 import pmstore.torch
 import pmstore.torch.optim
-from pmstore.engine import _native
+from pmstore._engine import _native
 
 DOMAINS = {"file": 2, "process": 3, "emulated": 4}
 BEGINS, ACKNOWLEDGED = 9, 10  # crashtests/native/trace.h

@@ -37,7 +37,7 @@ def build(source: Path | None = None) -> Path:
     PACKAGE.mkdir(parents=True, exist_ok=True)
     emit = (
         "import runpy; "
-        "runpy.run_path('pmstore/engine/"
+        "runpy.run_path('pmstore/_engine/"
         f"_build_ffi.py')['ffibuilder'].emit_c_code({str(interface)!r})"
     )
     subprocess.run(
@@ -57,12 +57,12 @@ def build(source: Path | None = None) -> Path:
     )
     installed = built.extension().name
     shutil.rmtree(PACKAGE)
-    (PACKAGE / "engine").mkdir(parents=True)
-    for folder in ("", "engine"):
+    (PACKAGE / "_engine").mkdir(parents=True)
+    for folder in ("", "_engine"):
         for path in (jobs.ROOT / "pmstore" / folder).iterdir():
-            if path.name not in ("engine", installed, "__pycache__"):
+            if path.name not in ("_engine", installed, "__pycache__"):
                 (PACKAGE / folder / path.name).symlink_to(path)
-    (PACKAGE / "engine" / installed).symlink_to(PYTHON / "_native.so")
+    (PACKAGE / "_engine" / installed).symlink_to(PYTHON / "_native.so")
     return PACKAGE.parent
 
 

@@ -29,14 +29,14 @@ What else there is, imported when it is used:
 All errors are `PmstoreError`s; each says what to do. docs/ARCHITECTURE.md tells how it works.
 """
 
-from pmstore.base.doors import door, is_there
-from pmstore.base.version import VERSION
+from pmstore._base.lazy_imports import door, is_there
+from pmstore._base.version import VERSION
 
 TYPE_CHECKING = False  # as typing's flag is: typing takes longer to import than all of this
 if TYPE_CHECKING:
     from pmstore import dcp, errors, exchange, portable, pymm, scheduler, testing, tiers, torch
-    from pmstore.engine._binding import Transaction
-    from pmstore.engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
+    from pmstore._engine._binding import Transaction
+    from pmstore._engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
     from pmstore.errors import (
         ClosedStoreError,
         CorruptStoreError,
@@ -128,8 +128,8 @@ if not TYPE_CHECKING:  # to type checkers it would make any name one of ours
     __getattr__ = door(
         "pmstore",
         {
-            "pmstore.engine._binding": ("Transaction",),
-            "pmstore.engine.reports": ("CheckReport", "Info", "Recovery", "SegmentUsage", "Stats"),
+            "pmstore._engine._binding": ("Transaction",),
+            "pmstore._engine.reports": ("CheckReport", "Info", "Recovery", "SegmentUsage", "Stats"),
             "pmstore.errors": (
                 *("ClosedStoreError", "CorruptStoreError", "DomainError", "ForkedStoreError"),
                 *("FormatVersionError", "InDoubtError", "MirrorError", "MixedStoresError"),

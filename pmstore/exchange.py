@@ -1,7 +1,7 @@
 """Exports and imports safetensors and npz: of stores and groups, and of runs (`*_run`)."""
 
 from pmstore.formats.exchange import export_npz, export_safetensors, import_npz, import_safetensors
-from pmstore.formats.runs import export_run, import_run
+from pmstore.formats.run_tensors import export_run, import_run
 
 __all__ = [
     "export_npz",

@@ -6,9 +6,9 @@ import os
 from contextlib import suppress
 from typing import Literal
 
-from pmstore.base.sizes import parse_size
-from pmstore.engine.constants import DOMAINS, MIN_SIZE_BYTES, MODES
-from pmstore.engine.pool import Pool
+from pmstore._base.sizes import parse_size
+from pmstore._engine.constants import DOMAINS, MIN_SIZE_BYTES, MODES
+from pmstore._engine.pool import Pool
 from pmstore.errors import CorruptStoreError, FormatVersionError, TierError
 from pmstore.objects import array
 from pmstore.objects.core import Core

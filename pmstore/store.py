@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, overload
 from weakref import WeakValueDictionary, ref
 
-from pmstore.base.alive import alive
-from pmstore.base.words import counted
-from pmstore.engine._binding import Transaction
-from pmstore.engine.constants import ROLLED_BACK
-from pmstore.engine.following import Following
-from pmstore.engine.pool import exiting
+from pmstore._base.text import counted
+from pmstore._base.weak_registry import alive
+from pmstore._engine._binding import Transaction
+from pmstore._engine.constants import ROLLED_BACK
+from pmstore._engine.follower import Following
+from pmstore._engine.pool import exiting
 from pmstore.errors import ClosedStoreError, ForkedStoreError
 from pmstore.extras import optional
 from pmstore.objects.containers import Group
@@ -25,12 +25,12 @@ from pmstore.objects.guards import Guard, Guards, tell
 if TYPE_CHECKING:
     import torch
 
-    from pmstore.engine.history import History
-    from pmstore.engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
-    from pmstore.engine.snapshot import Snapshot
+    from pmstore._engine.history import History
+    from pmstore._engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
+    from pmstore._engine.snapshot import Snapshot
     from pmstore.mirror.mirror import Mirror
     from pmstore.mirror.mirrors import Mirrors
-    from pmstore.mirror.pending import PendingCommit
+    from pmstore.mirror.pending_commit import PendingCommit
     from pmstore.tiers._flush.flush import Flush, TierState
     from pmstore.tiers.config import TierConfig
     from pmstore.tiers.tiers import Tiers
@@ -112,7 +112,7 @@ class Store(Group):
     @property
     def recovery(self) -> Recovery:
         """A report of what the open had to undo or replay."""
-        from pmstore.engine.reports import recovery_of
+        from pmstore._engine.reports import recovery_of
 
         return recovery_of(self._core.pool.info)
 
@@ -130,13 +130,13 @@ class Store(Group):
 
     def stats(self) -> Stats:
         """Returns sizes and counts as they are now."""
-        from pmstore.engine import inspection
+        from pmstore._engine import inspection
 
         return inspection.stats(self._core.pool)
 
     def info(self) -> Info:
         """Returns a summary of the store: what a person asks first."""
-        from pmstore.engine.reports import SURVIVES, Info
+        from pmstore._engine.reports import SURVIVES, Info
         from pmstore.objects.job_record import jobs
 
         info, stats = self._core.pool.info, self.stats()
@@ -163,7 +163,7 @@ class Store(Group):
     def usage(self) -> tuple[SegmentUsage, ...]:
         """Returns what is in use of each segment of the file, and where: a map of the heap. Reads
         the page tables, not the data."""
-        from pmstore.engine import inspection
+        from pmstore._engine import inspection
 
         return inspection.usage(self._core.pool)
 
@@ -175,9 +175,9 @@ class Store(Group):
         progress: called on a thread, some times a second, with objects looked at and in all, as
             far as that is known.
         """
-        from pmstore.base.workers import progress as telling
-        from pmstore.engine.inspection import Check
-        from pmstore.engine.reports import CheckReport
+        from pmstore._base.workers import progress as telling
+        from pmstore._engine.inspection import Check
+        from pmstore._engine.reports import CheckReport
         from pmstore.objects import soundness
 
         check = Check()
@@ -205,7 +205,7 @@ class Store(Group):
         tensors; otherwise returns None. Idle slots do not count: see `idle_blocks`. No commit waits
         for the pin: pages that commits overwrite are kept in memory, at most as much as the store
         holds. `close` waits until the pin is closed."""
-        from pmstore.engine.snapshot import Snapshot
+        from pmstore._engine.snapshot import Snapshot
 
         snapshot = Snapshot(self._core.pool, self._core.pool.info.reserve_bytes)
         if self.written() or self._guards.half() or snapshot.epoch != self.epoch:
@@ -518,7 +518,7 @@ class Store(Group):
             something else, or of another shape or dtype; TypeError; StoreFullError.
         """
         with optional:
-            from pmstore.mirror.adding import add
+            from pmstore.mirror.registration import add
 
         return add(self, self._open_mirrors(), name, tensor)
 
@@ -626,7 +626,7 @@ class Store(Group):
     @property
     def history(self) -> History:
         """The record of how the runs that had the store open ended. No roll back touches it."""
-        from pmstore.engine.history import History
+        from pmstore._engine.history import History
 
         return History(self._core.pool)
 

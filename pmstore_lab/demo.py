@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import pmstore
-from pmstore.base.words import is_own_name
+from pmstore._base.text import is_own_name
 from pmstore.objects import values
 
 Progress = Callable[[str, int], None]
@@ -348,7 +348,7 @@ def _leaves(group: Any, prefix: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
         elif isinstance(value, np.ndarray):
             yield path, (f"{value.shape} {value.dtype}", value.tobytes())
         elif hasattr(value, "data_ptr"):
-            from pmstore.torch.structure import raw_bytes
+            from pmstore.torch.kept_structure import raw_bytes
 
             yield path, (f"{tuple(value.shape)} {value.dtype}", raw_bytes(value).tobytes())
         else:
@@ -359,7 +359,7 @@ def _plain_differences(store: Path, checkpoint: Path) -> list[str]:
     """Parameters and losses of the undisturbed run that are not those of plain torch."""
     import torch
 
-    from pmstore.torch.structure import raw_bytes
+    from pmstore.torch.kept_structure import raw_bytes
 
     plain = torch.load(checkpoint, weights_only=True)["model"]
     losses = np.load(checkpoint.with_suffix(".losses.npy"))

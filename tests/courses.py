@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pmstore
 from pmstore.course import Course
-from pmstore.course.writer import clock
+from pmstore.course.recorder import clock
 from pmstore.scheduler.target import Decision
 
 

@@ -63,7 +63,7 @@ cd $built
 export PYTHONPATH=$built PYTHONMALLOC=malloc PMSTORE_EXAMPLES=${{PMSTORE_EXAMPLES-10}}
 export ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:detect_stack_use_after_return=0
 export LD_PRELOAD="$(gcc -print-file-name=libasan.so):$(gcc -print-file-name=libstdc++.so.6)"
-$PY -c "import pmstore.engine._native as e; assert e.__file__.startswith('$built'), e.__file__"
+$PY -c "import pmstore._engine._native as e; assert e.__file__.startswith('$built'), e.__file__"
 $PY -m pytest -c $root/pyproject.toml --rootdir=$root -p no:cacheprovider \\
     -k 'not gdb and not data_loader' $PYTEST_OPTIONS "${{files[@]}}"
 """

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import pmstore
 from pmstore.commands import cli
-from pmstore.commands.exact import exact_array
+from pmstore.commands.json_arrays import exact_array
 from pmstore.commands.program import app
 from pmstore.commands.quick import FORMS, understood
 from pmstore.commands.table import TABLE
@@ -469,7 +469,7 @@ def imported(*words: object) -> set[str]:
 
 def test_nothing_is_imported_for_the_version() -> None:
     ours = {name for name in imported("--version") if name.startswith(("pmstore.", "numpy"))}
-    assert ours == {"pmstore.base", "pmstore.base.doors", "pmstore.base.version"} | {
+    assert ours == {"pmstore._base", "pmstore._base.lazy_imports", "pmstore._base.version"} | {
         "pmstore.commands",
         "pmstore.commands.cli",
     }
@@ -481,7 +481,7 @@ def test_what_is_asked_most_imports_neither_typer_nor_rich(words: list[str], pat
     assert "numpy" in there
     heavy = {"typer", "click", "rich", "torch", "pmstore.commands.app", "fsspec"}
     if words[0] == "ls":
-        heavy |= {"pmstore.engine.reports", "pmstore.tiers.tiers", "html", "json"}
+        heavy |= {"pmstore._engine.reports", "pmstore.tiers.tiers", "html", "json"}
     assert heavy & there == set()
 
 

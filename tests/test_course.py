@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.course import Course, Told, read, writer
-from pmstore.course.layout import Bucket, Step
-from pmstore.course.writer import BATCH, clock
+from pmstore.course import Course, Told, read, recorder
+from pmstore.course.recorder import BATCH, clock
+from pmstore.course.records import Bucket, Step
 
 STEPS = 40_000
 
@@ -36,7 +36,7 @@ def go(course: Course, first: int, last: int, loss: Any = lambda step: 1.0 / ste
         for step in range(first, last + 1):
             began = clock()
             course.add(step, loss(step), began)
-            patch.setattr(writer, "clock", lambda began=began: began + 0.001)
+            patch.setattr(recorder, "clock", lambda began=began: began + 0.001)
             course.committed(began, None, step, False)
             patch.undo()
 

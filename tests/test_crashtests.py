@@ -128,19 +128,19 @@ def test_every_store_of_the_engine_goes_through_the_seam(tmp_path: Path) -> None
 
 def test_the_engine_of_the_tree_is_there_and_new(tmp_path: Path) -> None:
     """Else it says what to do, and tests no other one."""
-    for folder in ("native/store", "pmstore/engine"):
+    for folder in ("native/store", "pmstore/_engine"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "native" / "store" / "open.c").touch()
     with pytest.raises(SystemExit, match=r"has no built engine .* build it first"):
         built.extension(tmp_path)
-    engine = tmp_path / "pmstore" / "engine" / "_native.abi3.so"
+    engine = tmp_path / "pmstore" / "_engine" / "_native.abi3.so"
     engine.touch()
     os.utime(engine, ns=(1, 1))
     with pytest.raises(SystemExit, match=r"older than native/store/open\.c.* build it first"):
         built.extension(tmp_path)
     os.utime(tmp_path / "native" / "store" / "open.c", ns=(1, 1))
     assert built.extension(tmp_path) == engine
-    (tmp_path / "pmstore" / "engine" / "_native.cpython-311.so").touch()
+    (tmp_path / "pmstore" / "_engine" / "_native.cpython-311.so").touch()
     with pytest.raises(SystemExit, match="several built engines"):
         built.extension(tmp_path)
     for module in ("crashtests", "crashtests.tiers"):  # in a tree like that

@@ -7,7 +7,7 @@ import pytest
 
 import pmstore
 from pmstore import exchange, portable
-from pmstore.engine.constants import GROUPS_MAX, ROOT
+from pmstore._engine.constants import GROUPS_MAX, ROOT
 from pmstore.objects.containers import tree
 
 FULL = "/".join(["g"] * GROUPS_MAX)

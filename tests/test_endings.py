@@ -16,7 +16,7 @@ import pytest
 from lives import mean_ratio  # type: ignore[import-not-found, unused-ignore]
 
 import pmstore
-from pmstore.engine.history import Announced
+from pmstore._engine.history import Announced
 from pmstore.scheduler import (
     CommitScheduler,
     EveryN,
@@ -175,7 +175,7 @@ def test_an_error_that_interrupts_no_training_is_none(path: Path) -> None:
 CHILD = """
 import os, signal, sys
 import pmstore
-from pmstore.engine.history import Announced
+from pmstore._engine.history import Announced
 from pmstore.scheduler import CommitScheduler, EveryN
 
 store = pmstore.open(sys.argv[1])

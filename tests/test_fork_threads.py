@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.engine import failures, snapshot
-from pmstore.engine.constants import PAGE_BYTES
+from pmstore._engine import failures, snapshot
+from pmstore._engine.constants import PAGE_BYTES
 from pmstore.objects import core
 
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 
 import pmstore
 from pmstore import InDoubtError
+from pmstore._engine.constants import HELD_FOR_JOB, HELD_FOR_STORE, HELD_NOT
+from pmstore._engine.pool import Pool
 from pmstore.commands.program import app
-from pmstore.engine.constants import HELD_FOR_JOB, HELD_FOR_STORE, HELD_NOT
-from pmstore.engine.pool import Pool
 
 
 @pytest.fixture(params=["process", "file"])

@@ -107,7 +107,7 @@ except ImportError:
 number = interpreters.create()
 code = '''
 import importlib.util
-spec = importlib.util.spec_from_file_location("pmstore.engine._binding", PATH)
+spec = importlib.util.spec_from_file_location("pmstore._engine._binding", PATH)
 try:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -119,7 +119,7 @@ else:
 import sys
 interpreters.run_string(number, code.replace("PATH", repr(sys.argv[1])))
 """
-    from pmstore.engine import _binding
+    from pmstore._engine import _binding
 
     done = subprocess.run(
         [sys.executable, "-c", program, str(_binding.__file__)],

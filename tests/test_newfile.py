@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pmstore.base.newfile import new_file, write_over
+from pmstore._base.newfile import new_file, write_over
 
 TURNS = 300
 

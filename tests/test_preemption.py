@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pmstore
-from pmstore.engine.history import Announced
+from pmstore._engine.history import Announced
 from pmstore.scheduler import CommitScheduler, EveryN, HazardModel, Known, PreemptionGuard
 from pmstore_lab.simulation import Clock
 from pmstore_lab.simulation.notices import notice_trials

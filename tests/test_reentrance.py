@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.engine import failures, pins, snapshot
-from pmstore.engine.constants import PAGE_BYTES
+from pmstore._engine import failures, pins, snapshot
+from pmstore._engine.constants import PAGE_BYTES
 
 OTHER = -1  # what no operation may see: it is stored where what was freed had been
 

@@ -52,7 +52,7 @@ def test_what_readme_says_on_an_index() -> None:
 
 
 def test_the_changelog_begins_with_the_version() -> None:
-    version = constant("pmstore/base/version.py", "VERSION")
+    version = constant("pmstore/_base/version.py", "VERSION")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     first = re.findall(r"^## \[(.*?)\]", changelog, re.MULTILINE)[0]
     assert first in (version, "Unreleased")

@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 import pmstore
 from pmstore.commands.program import app
 from pmstore.course import Course, Told, read
-from pmstore.show.gathered import gather, tier_contents
 from pmstore.show.report import BYTES_MOST, Reported, report
-from pmstore.show.words import moment, number, size
+from pmstore.show.snapshot_of_runs import gather, tier_contents
+from pmstore.show.units import moment, number, size
 from tests.courses import begin, made, train
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

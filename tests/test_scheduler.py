@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.engine.history import Announced
+from pmstore._engine.history import Announced
 from pmstore.scheduler import (
     Auto,
     CommitPolicy,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.engine.constants import FILL_ZERO
+from pmstore._engine.constants import FILL_ZERO
 from pmstore.objects.slots import pack
 
 SIZES = [3, 1000, 5000, 300_000]  # float64: in a slab, up to several huge pages

@@ -59,7 +59,7 @@ def _homes(sources: list[Path], prefix: str) -> dict[str, Path]:
 
 
 HOMES = _homes(SOURCES, "pms_")
-BINDING = sorted((ROOT / "pmstore" / "engine").glob("_*.[ch]"))
+BINDING = sorted((ROOT / "pmstore" / "_engine").glob("_*.[ch]"))
 BINDING_HOMES = _homes(BINDING, "binding_")
 
 
@@ -288,8 +288,8 @@ def test_rooms_of_a_folder_have_an_order(folder: str) -> None:
 def test_only_the_engine_folder_knows_the_engine_and_nothing_the_lab(module: str) -> None:
     for number, found in _imports(MODULES[module]):
         assert found.partition(".")[0] != "pmstore_lab", f"{module}:{number}: {found}"
-        if found == "pmstore.engine._native":
-            assert _python_layer(module) == "engine", f"{module}:{number}: {found}"
+        if found == "pmstore._engine._native":
+            assert _python_layer(module) == "_engine", f"{module}:{number}: {found}"
 
 
 PACKAGE = [*MODULES.values(), *sorted((ROOT / "pmstore").rglob("*.[ch]"))]

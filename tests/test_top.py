@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 import pmstore
 from pmstore.commands.program import app
-from pmstore.show.words import number
+from pmstore.show.units import number
 from tests.courses import made
 from tests.test_report import told
 

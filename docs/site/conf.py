@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(HERE), str(ROOT)]
 
-from pmstore.base.version import VERSION  # noqa: E402
+from pmstore._base.version import VERSION  # noqa: E402
 
 project = "pmstore"
 author = copyright = "The pmstore authors"

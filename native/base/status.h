@@ -2,7 +2,7 @@
  *
  * Every fallible function returns enum pms_status and fills the struct pms_error it is given, with
  * the same status; what is in it after PMS_OK means nothing. The binding checks that they agree.
- * The Python layer turns a status into an exception in one place (pmstore/engine/failures.py). */
+ * The Python layer turns a status into an exception in one place (pmstore/_engine/failures.py). */
 #ifndef PMS_BASE_STATUS_H
 #define PMS_BASE_STATUS_H
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pmstore.base.words import counted
+from pmstore._base.text import counted
 from pmstore.commands.common import bar, fail, find, reading, say, size
 from pmstore.errors import CorruptStoreError, TierError
 from pmstore.objects.containers import Group, tree

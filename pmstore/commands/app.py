@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pmstore.base.version import VERSION
-from pmstore.commands import completing
+from pmstore._base.version import VERSION
+from pmstore._engine.reports import SURVIVES
+from pmstore.commands import completion
 from pmstore.commands.common import utf8
 from pmstore.commands.lazy import Commands
-from pmstore.engine.reports import SURVIVES
 
 app: typer.Typer = typer.Typer(
     name="pmstore",
@@ -75,7 +75,7 @@ Name = Annotated[
         help="A name in it, or a path.",
         show_default=False,
         parser=text_word,
-        autocompletion=completing.names,
+        autocompletion=completion.names,
     ),
 ]
 GroupName = Annotated[
@@ -85,7 +85,7 @@ GroupName = Annotated[
         help="A group in it, such as run/model.",
         show_default=False,
         parser=text_word,
-        autocompletion=completing.groups,
+        autocompletion=completion.groups,
     ),
 ]
 InGroup = Annotated[
@@ -96,7 +96,7 @@ InGroup = Annotated[
         help="Only this group, such as run/model.",
         show_default=False,
         parser=text_word,
-        autocompletion=completing.groups,
+        autocompletion=completion.groups,
     ),
 ]
 Domain = Annotated[
@@ -104,7 +104,7 @@ Domain = Annotated[
     typer.Option(
         "--domain",
         help=f"What a commit survives: auto, {', '.join(SURVIVES)}.",
-        autocompletion=completing.one_of("auto", *SURVIVES),
+        autocompletion=completion.one_of("auto", *SURVIVES),
     ),
 ]
 Names = Annotated[
@@ -114,7 +114,7 @@ Names = Annotated[
         help="Names in it, or paths.",
         show_default=False,
         parser=text_word,
-        autocompletion=completing.names,
+        autocompletion=completion.names,
     ),
 ]
 Mode = Annotated[

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from pmstore.base.untrusted import sound
-from pmstore.commands import completing
+from pmstore._base.untrusted import sound
+from pmstore.commands import completion
 from pmstore.commands.app import Domain, Name, Names, StorePath, app, text_word
 from pmstore.commands.common import (
     ending,
@@ -25,7 +25,7 @@ from pmstore.commands.common import (
     size,
     writing,
 )
-from pmstore.commands.exact import DTYPES, exact_array
+from pmstore.commands.json_arrays import DTYPES, exact_array
 from pmstore.errors import CorruptStoreError
 from pmstore.formats.compaction import compact as compact_store
 from pmstore.formats.npz import read_header
@@ -79,7 +79,7 @@ def set_value(
         str | None,
         typer.Option(
             help="Make an array of it, of this dtype of numpy. What it cannot hold is refused.",
-            autocompletion=completing.one_of(*DTYPES),
+            autocompletion=completion.one_of(*DTYPES),
         ),
     ] = None,
     file: Annotated[

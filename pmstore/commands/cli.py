@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 
-from pmstore.base.version import VERSION
+from pmstore._base.version import VERSION
 
 TYPE_CHECKING = False  # as typing's, which takes longer to import than `--version` to answer
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pmstore.base.sizes import parse_size
+from pmstore._base.sizes import parse_size
 from pmstore.errors import (
     CorruptStoreError,
     DomainError,
@@ -27,7 +27,7 @@ from pmstore.errors import (
 from pmstore.extras import missing
 from pmstore.opening import open as open_store
 from pmstore.show.terminal import printable
-from pmstore.show.words import size as size
+from pmstore.show.units import size as size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import typer
 
-from pmstore.base.words import counted
+from pmstore._base.text import counted
 from pmstore.commands.app import Json, app
 from pmstore.commands.common import console, ending, fail, say
 from pmstore.show.terminal import Column, Terminal, printable

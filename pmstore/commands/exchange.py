@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pmstore.base.newfile import PRIVATE
-from pmstore.base.sizes import parse_size
-from pmstore.base.words import counted
-from pmstore.commands import completing
+from pmstore._base.newfile import PRIVATE
+from pmstore._base.sizes import parse_size
+from pmstore._base.text import counted
+from pmstore.commands import completion
 from pmstore.commands.app import InGroup, Mode, StorePath, app, text_word
 from pmstore.commands.common import ending, fail, find, progress, reading_all, say, size, writing
 from pmstore.formats import exchange
@@ -21,7 +21,7 @@ Separator = Annotated[
     str | None,
     typer.Option(
         help='Between groups in names. [default: "." in safetensors, "/" in npz]',
-        autocompletion=completing.one_of(".", "/", "-", "_"),
+        autocompletion=completion.one_of(".", "/", "-", "_"),
     ),
 ]
 
@@ -98,7 +98,7 @@ def import_(
             help="Into this group of the store.",
             show_default=False,
             parser=text_word,
-            autocompletion=completing.groups,
+            autocompletion=completion.groups,
         ),
     ] = "",
     separator: Separator = None,

@@ -10,8 +10,8 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from pmstore.base.newfile import PRIVATE, new_file
-from pmstore.base.words import counted
+from pmstore._base.newfile import PRIVATE, new_file
+from pmstore._base.text import counted
 from pmstore.commands.app import Domain, Mode, StorePath, app
 from pmstore.commands.common import answering, ending, progress, reading_all, room_for, say, size
 from pmstore.formats import portable

@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 import pmstore
-from pmstore.base.words import counted
+from pmstore._base.text import counted
+from pmstore._engine import inspection
+from pmstore._engine.reports import CheckReport
 from pmstore.commands.app import Json, StorePath, app
 from pmstore.commands.common import confirmed, ending, fail, opened, progress, say, size
-from pmstore.engine import inspection
-from pmstore.engine.reports import CheckReport
 from pmstore.errors import UncleanMachineCrashError
 
 _BOTH = 0b11

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from pmstore.base.newfile import write_over
+from pmstore._base.newfile import write_over
 from pmstore.commands.app import app
 from pmstore.commands.common import answering, ending, fail, opened, say
-from pmstore.show.gathered import gather, tier_contents
 from pmstore.show.page import BEGIN
 from pmstore.show.report import Reported
 from pmstore.show.report import report as make
-from pmstore.show.words import size
+from pmstore.show.snapshot_of_runs import gather, tier_contents
+from pmstore.show.units import size
 
 
 @app.command()

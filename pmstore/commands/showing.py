@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.base.words import counted
+from pmstore._base.text import counted
 from pmstore.commands.answers import STYLES, extent, shape
 from pmstore.commands.common import find, progress, reading, say, size
 from pmstore.objects import dtypes

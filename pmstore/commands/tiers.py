@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from pmstore.base.words import counted
-from pmstore.commands import completing
+from pmstore._base.text import counted
+from pmstore.commands import completion
 from pmstore.commands.app import Domain, Json, StorePath, app, text_word
 from pmstore.commands.common import (
     bar,
@@ -49,7 +49,7 @@ Run = Annotated[
         "--run",
         help="Whose epochs (its beginning will do).",
         show_default=False,
-        autocompletion=completing.runs,
+        autocompletion=completion.runs,
     ),
 ]
 Number = Annotated[
@@ -58,7 +58,7 @@ Number = Annotated[
         "--epoch",
         help="Which; default: the newest that is whole.",
         show_default=False,
-        autocompletion=completing.epoch_numbers,
+        autocompletion=completion.epoch_numbers,
     ),
 ]
 Rank = Annotated[int, typer.Option("--rank", help="Whose store, where several ranks flushed.")]
@@ -109,7 +109,7 @@ def flush(
             help="One that the store remembers, or a URL; default: all that it had added here.",
             show_default=False,
             parser=text_word,
-            autocompletion=completing.tiers_of_store,
+            autocompletion=completion.tiers_of_store,
         ),
     ] = None,
     as_json: Json = False,
@@ -231,7 +231,7 @@ def restore(
             "--kept",
             help="The state of that name, or step, of run.keep.",
             show_default=False,
-            autocompletion=completing.kept,
+            autocompletion=completion.kept,
         ),
     ] = None,
     rank: Rank = 0,
@@ -273,7 +273,7 @@ def epochs(
     Example: pmstore epochs --verify /mnt/checkpoints/run
     """
     from pmstore import tiers
-    from pmstore.base.workers import Patience
+    from pmstore._base.workers import Patience
     from pmstore.tiers._epochs.content import verify as read_all
     from pmstore.tiers._places.url import STALL_SECONDS, open_places
 

@@ -14,7 +14,7 @@ from pmstore.commands.app import app
 from pmstore.commands.common import answering, ending, existing
 from pmstore.show.live import frame
 from pmstore.show.terminal import Terminal
-from pmstore.show.watched import Watched
+from pmstore.show.watcher import Watched
 
 
 @app.command()

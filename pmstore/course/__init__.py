@@ -4,7 +4,7 @@ It is kept in the group `pmstore.course`, and is committed with the user's state
 course that led to that state, after a crash, a roll back or a rewind as well.
 """
 
-from pmstore.course.reading import Decided, Start, Told, read
-from pmstore.course.writer import Course
+from pmstore.course.reader import Decided, Start, Told, read
+from pmstore.course.recorder import Course
 
 __all__ = ["Course", "Decided", "Start", "Told", "read"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.course.layout import Bucket, Step
+from pmstore.course.records import Bucket, Step
 
 Rows = np.ndarray[Any, np.dtype[np.float64]]
 

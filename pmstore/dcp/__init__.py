@@ -3,7 +3,7 @@
 from pmstore.extras import optional
 
 with optional:
-    from pmstore.dcp._read.reader import StoreReader
-    from pmstore.dcp._write.writer import StoreWriter
+    from pmstore.dcp._read.storage_reader import StoreReader
+    from pmstore.dcp._write.storage_writer import StoreWriter
 
 __all__ = ["StoreReader", "StoreWriter"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pmstore.engine.constants import (
+from pmstore._engine.constants import (
     FILL_COPY,
     FILL_OF_SLOT,
     GROUP,
@@ -19,9 +19,9 @@ from pmstore.engine.constants import (
     ROOT,
     VALUE,
 )
-from pmstore.engine.failures import damaged
-from pmstore.engine.pool import Pool
-from pmstore.engine.reports import CheckReport
+from pmstore._engine.failures import damaged
+from pmstore._engine.pool import Pool
+from pmstore._engine.reports import CheckReport
 from pmstore.errors import CorruptStoreError, TransactionError
 from pmstore.objects.core import Payload
 from pmstore.opening import open as open_store

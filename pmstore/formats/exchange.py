@@ -19,12 +19,12 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from pmstore.base.newfile import PRIVATE, new_file
-from pmstore.base.untrusted import sound
-from pmstore.base.words import is_own_name, warn_of_own_names
+from pmstore._base.newfile import PRIVATE, new_file
+from pmstore._base.text import is_own_name, warn_of_own_names
+from pmstore._base.untrusted import sound
 from pmstore.errors import NameExistsError
 from pmstore.extras import optional
-from pmstore.formats.described import OURS, Description, Items, Parts, Plan, is_tensor
+from pmstore.formats.description import OURS, Description, Items, Parts, Plan, is_tensor
 from pmstore.formats.npz import NpzFile
 from pmstore.objects.containers import Group
 from pmstore.objects.lists import List

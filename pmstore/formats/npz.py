@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pmstore.base.untrusted import sound
+from pmstore._base.untrusted import sound
 from pmstore.errors import CorruptStoreError
 from pmstore.objects.array import Array, bytes_of
 

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 import msgpack
 import numpy as np
 
-from pmstore.base.newfile import absent, part_of, publish
-from pmstore.base.untrusted import refuse, sound
-from pmstore.base.words import is_own_name, warn_of_own_names
-from pmstore.engine.constants import (
+from pmstore._base.newfile import absent, part_of, publish
+from pmstore._base.text import is_own_name, warn_of_own_names
+from pmstore._base.untrusted import refuse, sound
+from pmstore._engine.constants import (
     ARRAY,
     FILL_NONE,
     FILL_OF_SLOT,
@@ -30,8 +30,8 @@ from pmstore.engine.constants import (
     ROOT,
     VALUE,
 )
-from pmstore.engine.failures import damaged
-from pmstore.engine.pool import Found, Pool
+from pmstore._engine.failures import damaged
+from pmstore._engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import array, slots, values
 from pmstore.objects.array import Descriptor

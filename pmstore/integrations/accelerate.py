@@ -24,7 +24,7 @@ from torch import nn
 from pmstore.extras import optional
 from pmstore.integrations.versions import tested
 from pmstore.torch import Run
-from pmstore.torch._data.accelerate import PreparedLoader
+from pmstore.torch._data.accelerate_loader import PreparedLoader
 from pmstore.torch._state.stateful import StatefulPart
 from pmstore.torch.errors import AttachError
 

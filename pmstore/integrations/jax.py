@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pmstore import Store
-from pmstore.engine.failures import damaged
+from pmstore._engine.failures import damaged
 from pmstore.errors import (
     CorruptStoreError,
     FormatVersionError,
@@ -30,9 +30,9 @@ from pmstore.errors import (
     TransactionError,
 )
 from pmstore.extras import optional
+from pmstore.integrations.array_writes import put as put_array
 from pmstore.integrations.errors import DifferentError
-from pmstore.integrations.halves import broken_off, check_store, written_whole
-from pmstore.integrations.putting import put as put_array
+from pmstore.integrations.unfinished_writes import broken_off, check_store, written_whole
 from pmstore.integrations.versions import tested
 from pmstore.objects import dtypes
 from pmstore.objects.array import Array, span

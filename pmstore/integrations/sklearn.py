@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pmstore import Store
-from pmstore.engine.failures import damaged
+from pmstore._engine.failures import damaged
 from pmstore.errors import (
     ClosedStoreError,
     FormatVersionError,
@@ -29,9 +29,9 @@ from pmstore.errors import (
     TransactionError,
 )
 from pmstore.extras import optional
+from pmstore.integrations.array_writes import put, put_history
 from pmstore.integrations.errors import DifferentError
-from pmstore.integrations.halves import broken_off, check_store, written_whole
-from pmstore.integrations.putting import put, put_history
+from pmstore.integrations.unfinished_writes import broken_off, check_store, written_whole
 from pmstore.integrations.versions import tested
 from pmstore.objects import dtypes
 from pmstore.objects.guards import Watcher
@@ -40,7 +40,7 @@ with optional:
     from sklearn.base import BaseEstimator
     from sklearn.utils.metaestimators import available_if
 
-    from pmstore.integrations.fitted import (
+    from pmstore.integrations.estimator_state import (
         GLOBAL,
         Join,
         Split,

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import torch
 
-from pmstore.engine.landing import LandCopy
+from pmstore._engine.landing import LandCopy
 from pmstore.errors import MirrorError
-from pmstore.mirror.pending import Batch
-from pmstore.mirror.pinned import PinnedBlocks
+from pmstore.mirror.pending_commit import Batch
+from pmstore.mirror.pinned_memory import PinnedBlocks
 
 # smaller blocks share pages with others, and are never written by a device
 _DIRECT_BYTES = 64 << 10

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from pmstore.base import notebook
+from pmstore._base import notebook
 from pmstore.mirror.copier import flat, flat_bytes
 from pmstore.objects.slots import Slots
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from pmstore.engine.constants import ROLLED_BACK
-from pmstore.engine.landing import LandCopy, LandFlip, Landing
+from pmstore._engine.constants import ROLLED_BACK
+from pmstore._engine.landing import LandCopy, LandFlip, Landing
 from pmstore.errors import MirrorError
-from pmstore.mirror.pending import Batch, PendingCommit
+from pmstore.mirror.pending_commit import Batch, PendingCommit
 from pmstore.objects.core import Core
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pmstore.mirror.copier import Copier, Piece
     from pmstore.mirror.mirror import Mirror
-    from pmstore.mirror.pinned import PinnedBlocks
+    from pmstore.mirror.pinned_memory import PinnedBlocks
 
 # domains whose mapping is: what a device writes into it is the file's
 _SHARED = ("dax", "process", "emulated")
@@ -59,7 +59,7 @@ class Mirrors:
     def copier(self, device: torch.device) -> Copier:
         """Returns the copier for a device, and makes it at the first call. Raises: MirrorError."""
         from pmstore.mirror.copier import copier_for
-        from pmstore.mirror.pinned import PinnedBlocks
+        from pmstore.mirror.pinned_memory import PinnedBlocks
 
         made = self._copiers.get(device)
         if made is None:

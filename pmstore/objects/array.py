@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex, TypeAlias
 import msgpack
 import numpy as np
 
-from pmstore.engine._binding import Memory
+from pmstore._engine._binding import Memory
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import axes, dtypes
 

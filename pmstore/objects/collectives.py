@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pmstore.engine.constants import PAGE_BYTES
+from pmstore._engine.constants import PAGE_BYTES
 
 _KEY = "AutogradCPU"
 _once = threading.Lock()  # taken by the first `install`, for good

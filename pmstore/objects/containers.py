@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from pmstore.base import notebook
-from pmstore.base.words import counted
-from pmstore.engine.constants import (
+from pmstore._base import notebook
+from pmstore._base.text import counted
+from pmstore._engine.constants import (
     ARRAY,
     FILL_COPY,
     FILL_NONE,
@@ -24,7 +24,7 @@ from pmstore.engine.constants import (
     ROOT,
     VALUE,
 )
-from pmstore.engine.pool import Found
+from pmstore._engine.pool import Found
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
 from pmstore.extras import optional
 from pmstore.objects import array, dtypes, tensor
@@ -32,8 +32,8 @@ from pmstore.objects.array import Array, Descriptor, Shape
 from pmstore.objects.core import Core, payload, represent
 from pmstore.objects.entries import Entry, tell
 from pmstore.objects.lists import List, open_list
-from pmstore.objects.making import NewArray
 from pmstore.objects.names import in_the_way, split_name
+from pmstore.objects.new_array import NewArray
 from pmstore.objects.slots import Slots, describe_new, open_slots
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
-from pmstore.base.alive import alive
-from pmstore.engine._binding import Memory
-from pmstore.engine.constants import ARRAY, VALUE
-from pmstore.engine.failures import damaged, placed
-from pmstore.engine.pool import Found, Pool
+from pmstore._base.weak_registry import alive
+from pmstore._engine._binding import Memory
+from pmstore._engine.constants import ARRAY, VALUE
+from pmstore._engine.failures import damaged, placed
+from pmstore._engine.pool import Found, Pool
 from pmstore.errors import (
     ClosedStoreError,
     CorruptStoreError,
@@ -274,10 +274,13 @@ def is_captured(address: int) -> bool:
 
 
 def _watch_torch() -> None:
-    from pmstore.objects import collectives, sharing  # this needs torch, which is imported by now
+    from pmstore.objects import (
+        collectives,
+        torch_hooks,  # this needs torch, which is imported by now
+    )
 
     collectives.install(is_captured)
-    sharing.install(owner)
+    torch_hooks.install(owner)
 
 
 def _new_locks() -> None:

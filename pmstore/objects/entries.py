@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pmstore.base.words import counted
-from pmstore.engine.constants import GROUP, LIST, VALUE
-from pmstore.engine.failures import damaged
-from pmstore.engine.pool import Found
+from pmstore._base.text import counted
+from pmstore._engine.constants import GROUP, LIST, VALUE
+from pmstore._engine.failures import damaged
+from pmstore._engine.pool import Found
 from pmstore.objects.core import Core
 
 

@@ -7,9 +7,9 @@ import reprlib
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, overload
 
-from pmstore.base import notebook
-from pmstore.base.words import counted
-from pmstore.engine.constants import LIST, LIST_END, ROOT, VALUE
+from pmstore._base import notebook
+from pmstore._base.text import counted
+from pmstore._engine.constants import LIST, LIST_END, ROOT, VALUE
 from pmstore.errors import NameExistsError, PmstoreError
 from pmstore.objects.core import Core, Payload, payload, represent
 from pmstore.objects.names import in_the_way

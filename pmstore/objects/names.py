@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pmstore.engine.constants import GROUP, GROUPS_MAX, LIST, ROOT
-from pmstore.engine.pool import Pool
+from pmstore._engine.constants import GROUP, GROUPS_MAX, LIST, ROOT
+from pmstore._engine.pool import Pool
 from pmstore.errors import NameExistsError
 
 NAME_MAX_BYTES = 4096

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 import msgpack
 import numpy as np
 
-from pmstore.base import notebook
-from pmstore.engine.constants import ARRAY, GROUP, ROOT, SLOT_CURRENT, SLOT_IDLE, SLOT_NEXT
-from pmstore.engine.landing import LandFlip
-from pmstore.engine.pool import Found, Pool
+from pmstore._base import notebook
+from pmstore._engine.constants import ARRAY, GROUP, ROOT, SLOT_CURRENT, SLOT_IDLE, SLOT_NEXT
+from pmstore._engine.landing import LandFlip
+from pmstore._engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError, TransactionError
 from pmstore.objects import array, dtypes, tensor
 from pmstore.objects.array import Descriptor, Shape

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pmstore.engine.constants import GROUP, LIST, VALUE
-from pmstore.engine.pool import Found, Pool
+from pmstore._engine.constants import GROUP, LIST, VALUE
+from pmstore._engine.pool import Found, Pool
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import array, slots, values
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pmstore.engine import _binding
+from pmstore._engine import _binding
 from pmstore.objects import values
 from pmstore.objects.readonly import PLAIN
 from pmstore.objects.tensor import is_tensor

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from pmstore.engine._binding import Memory, exchange_with
+from pmstore._engine._binding import Memory, exchange_with
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.extras import optional
 from pmstore.objects import axes, dtypes

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import msgpack
 import numpy as np
 
-from pmstore.engine import _binding
+from pmstore._engine import _binding
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import dtypes
 from pmstore.objects.readonly import PLAIN, ReadOnlyBytes, ReadOnlyDict, ReadOnlyList

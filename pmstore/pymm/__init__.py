@@ -33,12 +33,12 @@ Source: A. Wood et al., "PyMM: Heterogeneous Memory Programming for Python Data 
 from pmstore.extras import optional
 from pmstore.pymm import pymmcore
 from pmstore.pymm.arrays import dlpack_array, ndarray, shelved_ndarray
-from pmstore.pymm.common import Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import linked_list
-from pmstore.pymm.memory import MemoryResource
 from pmstore.pymm.pymmcore import disable_transient_memory, enable_transient_memory
 from pmstore.pymm.scalars import bytes, float_number, integer_number, string
 from pmstore.pymm.shelf import shelf
+from pmstore.pymm.shelf_memory import MemoryResource
+from pmstore.pymm.shelf_names import Shadow, ShelvedCommon
 
 __all__ = [
     "MemoryResource",

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.engine._binding import tell_of_exports
+from pmstore._engine._binding import tell_of_exports
 from pmstore.errors import PmstoreError
 from pmstore.objects import array
-from pmstore.pymm.common import Core, Shadow
-from pmstore.pymm.memory import ShelvedMemory
+from pmstore.pymm.shelf_memory import ShelvedMemory
+from pmstore.pymm.shelf_names import Core, Shadow
 from pmstore.store import Store
 
 _METHODS_THAT_WRITE = frozenset(

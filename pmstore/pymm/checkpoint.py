@@ -11,8 +11,8 @@ import numpy as np
 
 from pmstore.objects.tensor import is_tensor
 from pmstore.pymm.arrays import shelved_ndarray
-from pmstore.pymm.common import HIDDEN, Core
 from pmstore.pymm.scalars import plain
+from pmstore.pymm.shelf_names import HIDDEN, Core
 
 
 def save(core: Core, data: Any, name: str, is_inplace: bool) -> None:

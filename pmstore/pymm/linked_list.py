@@ -9,8 +9,8 @@ import numpy as np
 
 from pmstore.objects.lists import List
 from pmstore.objects.tensor import is_tensor
-from pmstore.pymm.common import Core, Shadow, ShelvedCommon
 from pmstore.pymm.scalars import plain
+from pmstore.pymm.shelf_names import Core, Shadow, ShelvedCommon
 from pmstore.store import Store
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pmstore.pymm.common import Core, Shadow, ShelvedCommon
+from pmstore.pymm.shelf_names import Core, Shadow, ShelvedCommon
 from pmstore.store import Store
 
 

@@ -13,12 +13,12 @@ from pmstore.errors import TransactionError
 from pmstore.objects.containers import Group
 from pmstore.objects.lists import List
 from pmstore.objects.tensor import is_tensor
-from pmstore.pymm import checkpoint, places
+from pmstore.pymm import checkpoint, shelf_file
 from pmstore.pymm.arrays import shelved_ndarray
-from pmstore.pymm.common import HIDDEN, Core, Shadow, ShelvedCommon
 from pmstore.pymm.linked_list import shelved_linked_list
-from pmstore.pymm.memory import MemoryResource
 from pmstore.pymm.scalars import member_type, plain
+from pmstore.pymm.shelf_memory import MemoryResource
+from pmstore.pymm.shelf_names import HIDDEN, Core, Shadow, ShelvedCommon
 
 Path = str | os.PathLike[str]
 _NUMBERS = np.typecodes["AllInteger"] + "?efd"
@@ -98,12 +98,12 @@ class shelf:
         size_mb: Any = None,
     ) -> None:
         del load_addr, mm_plugin
-        path, room_mb = places.told(_first, _second, pmem_path, size_mb)
-        store = places.store_of(name, path, room_mb, backend, force_new)
+        path, room_mb = shelf_file.told(_first, _second, pmem_path, size_mb)
+        store = shelf_file.store_of(name, path, room_mb, backend, force_new)
         core = Core(store, _bind)
         object.__setattr__(self, "_core", core)
         object.__setattr__(self, "_name", name)
-        object.__setattr__(self, "_room_bytes", room_mb * places.MIB)
+        object.__setattr__(self, "_room_bytes", room_mb * shelf_file.MIB)
         object.__setattr__(self, "_close", weakref.finalize(self, core.close))
 
     # ---- attributes are variables ----

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pmstore.pymm.common import Core, Shadow
-from pmstore.pymm.memory import ShelvedMemory
+from pmstore.pymm.shelf_memory import ShelvedMemory
+from pmstore.pymm.shelf_names import Core, Shadow
 from pmstore.store import Store
 
 _TORCH_TYPES: dict[Any, torch.dtype] = {

@@ -10,8 +10,8 @@ from pmstore.scheduler._notices.guard import PreemptionGuard
 from pmstore.scheduler._rules.agreed import Agreed
 from pmstore.scheduler._rules.auto import Auto, Objective
 from pmstore.scheduler._rules.outlook import CommitPolicy, Outlook
+from pmstore.scheduler._rules.rule_text import policy_digest, policy_words
 from pmstore.scheduler._rules.rules import EveryN, EverySeconds, OneTarget, rule_of
-from pmstore.scheduler._rules.words import policy_digest, policy_words
 from pmstore.scheduler.foresight import Wish
 from pmstore.scheduler.known import Known
 from pmstore.scheduler.scheduler import CommitScheduler

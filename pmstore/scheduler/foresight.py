@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pmstore.scheduler._rules.agreed import Agreed
 from pmstore.scheduler._rules.outlook import NEVER, CommitPolicy, Outlook
-from pmstore.scheduler._rules.words import attributes, changeless
+from pmstore.scheduler._rules.rule_text import attributes, changeless
 from pmstore.scheduler.target import Target
 
 _AHEAD_SECONDS = 10.0  # seconds of iterations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from pmstore.engine.history import Announced
+from pmstore._engine.history import Announced
 from pmstore.scheduler._models.hazard import HazardModel
 from pmstore.scheduler._models.timer import IterationTimer
 from pmstore.scheduler._notices.guard import PreemptionGuard

@@ -21,7 +21,7 @@ from pmstore.scheduler._rules.rules import rule_of
 from pmstore.scheduler.foresight import Wish, foresee
 from pmstore.scheduler.known import Known, sane_total
 from pmstore.scheduler.last_commits import LastCommits
-from pmstore.scheduler.memory import Memory, pack, unpack
+from pmstore.scheduler.schedule_record import Memory, pack, unpack
 from pmstore.scheduler.target import (
     NOTHING,
     Decision,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pmstore.engine.history import Announced
+from pmstore._engine.history import Announced
 from pmstore.errors import PmstoreError
 from pmstore.objects.guards import Watcher
 from pmstore.scheduler._models.hazard import HazardModel

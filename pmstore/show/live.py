@@ -10,13 +10,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pmstore.base.words import counted
-from pmstore.course.reading import Told
+from pmstore._base.text import counted
+from pmstore.course.reader import Told
 from pmstore.show.curve import curve
-from pmstore.show.gathered import RunState
+from pmstore.show.snapshot_of_runs import RunState
 from pmstore.show.terminal import printable, wrapped
-from pmstore.show.watched import Watched, resident_bytes
-from pmstore.show.words import number, seconds, size
+from pmstore.show.units import number, seconds, size
+from pmstore.show.watcher import Watched, resident_bytes
 
 _TITLES = 8
 _BESIDE = 4 + _TITLES + 2

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from pmstore.base.version import VERSION
-from pmstore.engine.reports import SegmentUsage
+from pmstore._base.version import VERSION
+from pmstore._engine.reports import SegmentUsage
 from pmstore.show import page, svg
-from pmstore.show.gathered import Gathered, RunState, TierContent
 from pmstore.show.run_charts import charts_of
+from pmstore.show.snapshot_of_runs import Gathered, RunState, TierContent
 from pmstore.show.svg import Chart
-from pmstore.show.words import moment, number, seconds, size
+from pmstore.show.units import moment, number, seconds, size
 
 BYTES_MOST = 2_000_000
 """The most bytes that the file has."""

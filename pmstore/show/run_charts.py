@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pmstore.course.reading import Stretch, Told, thinned
+from pmstore.course.reader import Stretch, Told, thinned
 from pmstore.show.svg import Chart, Line, Marks
-from pmstore.show.words import moment, number, seconds, size
+from pmstore.show.units import moment, number, seconds, size
 
 _NAN = float("nan")
 _TITLED = 64

@@ -19,7 +19,7 @@ does. Put `pytest_plugins = ["pmstore.testing"]` into the topmost `conftest.py`,
 and a suite of tests, `PlaceTests`, that tells whether a place does for tiers (docs/TIERS.md).
 """
 
-from pmstore.engine.crash_points import kill_at_primitive, primitives_seen
+from pmstore._engine.crash_points import kill_at_primitive, primitives_seen
 from pmstore.testing.forkserver import ForkServer, KilledRun, shared_words
 from pmstore.testing.job_trials import job_test
 from pmstore.testing.outcomes import CrashTestResult, Outcome
@@ -45,4 +45,4 @@ except ImportError:  # only the fixture and the suite need it
     pass
 else:
     from pmstore.testing.fixture import crashtest as crashtest
-    from pmstore.testing.places import PlaceTests as PlaceTests
+    from pmstore.testing.place_tests import PlaceTests as PlaceTests

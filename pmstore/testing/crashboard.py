@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pmstore.base.newfile import create
+from pmstore._base.newfile import create
 
 BOARD_BYTES = 4096
 _MAGIC = b"PMSBOARD"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pmstore.engine.crash_points import kill_at_primitive
+from pmstore._engine.crash_points import kill_at_primitive
 
 
 def shared_words(count: int) -> memoryview:

@@ -26,7 +26,7 @@ from pmstore.objects.generations import Key, Member, explain, newest_common
 from pmstore.testing.job import JobRun, run_job
 from pmstore.testing.outcomes import CrashTestResult, Finding, Kill, Outcome, Trial
 from pmstore.testing.runner import DOMAINS, Program, Runner, in_turn
-from pmstore.testing.state import Examined, Verify, differing, digest_files, examine
+from pmstore.testing.store_state import Examined, Verify, differing, digest_files, examine
 
 
 @dataclass(frozen=True)

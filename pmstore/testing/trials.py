@@ -32,7 +32,7 @@ from typing import Literal, get_args
 
 from pmstore.testing.outcomes import CrashTestResult, Finding, Kill, Outcome, Trial
 from pmstore.testing.runner import Program, Runner, in_turn
-from pmstore.testing.state import Verify, differing, digest_files, examine
+from pmstore.testing.store_state import Verify, differing, digest_files, examine
 
 _POWER_DOMAINS = ("dax", "file", "emulated")
 

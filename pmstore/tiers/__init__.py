@@ -17,7 +17,7 @@ Source: DeepFreeze (CCGrid 2020). docs/TIERS.md tells how, and what it costs.
 
 from typing import TYPE_CHECKING
 
-from pmstore.base.doors import door
+from pmstore._base.lazy_imports import door
 
 if TYPE_CHECKING:
     from pmstore.tiers._epochs.listing import EpochInfo, epochs

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal
 
-from pmstore.base.sizes import parse_size
-from pmstore.engine.constants import PAGE_BYTES
+from pmstore._base.sizes import parse_size
+from pmstore._engine.constants import PAGE_BYTES
 from pmstore.tiers._epochs.manifest import RUN, WORLD_MOST
 from pmstore.tiers._places.url import normal_url
 

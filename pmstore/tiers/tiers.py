@@ -15,14 +15,14 @@ from types import FrameType
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
-from pmstore.base.alive import alive
-from pmstore.base.words import counted
-from pmstore.base.workers import Worker, time_left
-from pmstore.engine.pool import Pool
+from pmstore._base.text import counted
+from pmstore._base.weak_registry import alive
+from pmstore._base.workers import Worker, time_left
+from pmstore._engine.pool import Pool
 from pmstore.errors import ClosedStoreError, ForkedStoreError, TierError
 from pmstore.objects.containers import Group
 from pmstore.tiers import trust
-from pmstore.tiers._epochs.kept import Keeping
+from pmstore.tiers._epochs.kept_epochs import Keeping
 from pmstore.tiers._flush.flush import Flush, TierState
 from pmstore.tiers._flush.flusher import Flusher, start_thread
 from pmstore.tiers.config import TierConfig

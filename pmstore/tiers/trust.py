@@ -23,8 +23,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from pmstore.base.newfile import create
-from pmstore.engine.pool_info import PoolInfo
+from pmstore._base.newfile import create
+from pmstore._engine.pool_info import PoolInfo
 
 SEAL = "seal"
 """The key under which a store remembers a tier's seal."""

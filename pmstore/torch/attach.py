@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.base.alive import alive
+from pmstore._base.weak_registry import alive
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.torch._job.job import Job, job_of, leave_job, warn_of_ranks
@@ -22,9 +22,14 @@ from pmstore.torch._random.defaults import HeadDraws
 from pmstore.torch._state.layout import decode_place, refuse_resharded
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.stateful import Stateful
-from pmstore.torch._step.others import Schedulers
+from pmstore.torch._step.commit_schedule import (
+    Schedule,
+    check_schedule,
+    describe_schedule,
+    rule_for,
+)
+from pmstore.torch._step.foreign_trainers import Schedulers
 from pmstore.torch._step.progress import BY_HAND, Progress
-from pmstore.torch._step.schedule import Schedule, check_schedule, describe_schedule, rule_for
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.errors import AttachError, TornStepError, records
 from pmstore.torch.keys import called

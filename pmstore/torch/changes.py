@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from pmstore.engine._binding import Watch
+from pmstore._engine._binding import Watch
 
 SAME, VALUES, OTHERS = range(3)
 """What `Watch.look` says: nothing has changed; constants are others; more has changed, perhaps."""

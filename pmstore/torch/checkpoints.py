@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from pmstore import Store
-from pmstore.base.words import OWN_NAMES
-from pmstore.base.workers import Patience
+from pmstore._base.text import OWN_NAMES
+from pmstore._base.workers import Patience
 from pmstore.errors import TransactionError
-from pmstore.objects.likening import make_alike
+from pmstore.objects.replicate import make_alike
 from pmstore.opening import open as open_store
-from pmstore.tiers._epochs.kept import Keeping, Reason, Series
+from pmstore.tiers._epochs.kept_epochs import Keeping, Reason, Series
 from pmstore.tiers._epochs.listing import list_epochs
 from pmstore.tiers._flush.flush import Flush
 from pmstore.tiers._flush.flusher import Flusher

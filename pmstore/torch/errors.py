@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from pmstore.engine.failures import damaged
+from pmstore._engine.failures import damaged
 from pmstore.errors import PmstoreError
 from pmstore.objects import dtypes
 

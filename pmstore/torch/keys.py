@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pmstore.base.words import encode_name
+from pmstore._base.text import encode_name
 
 
 def under(path: str, key: str) -> str:

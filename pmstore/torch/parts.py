@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import torch
 
 from pmstore import Store
-from pmstore.engine._binding import Watch
-from pmstore.torch._data.choose import open_source
-from pmstore.torch._data.part import LoaderPart
+from pmstore._engine._binding import Watch
+from pmstore.torch._data.loader_part import LoaderPart
 from pmstore.torch._data.position import Place
+from pmstore.torch._data.source_choice import open_source
 from pmstore.torch._random.defaults import RngPart
-from pmstore.torch._state.attributes import AttributesPart
 from pmstore.torch._state.gradients import GradientKeeper
 from pmstore.torch._state.model import ModelBinding
+from pmstore.torch._state.module_attributes import AttributesPart
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.placement import InHeap, Mirrored, Placement
@@ -27,7 +27,7 @@ from pmstore.torch._state.stateful import Stateful, StatefulPart
 from pmstore.torch.changes import SAME, all_of, asking
 from pmstore.torch.errors import AttachError
 from pmstore.torch.program import Program
-from pmstore.torch.whole import inner_optimizers
+from pmstore.torch.wrappers import inner_optimizers
 
 
 class Part(Protocol):

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pmstore.base.held import Held
-from pmstore.base.words import encode_name
+from pmstore._base.mapping_protocol import Held
+from pmstore._base.text import encode_name
 from pmstore.torch._state.fsdp import refuse_wrapped_whole
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.stateful import Stateful, as_stateful, extra_state, is_stateful
 from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import called, under
-from pmstore.torch.whole import refuse_empty, refuse_wrapped, unwrapped
+from pmstore.torch.wrappers import refuse_empty, refuse_wrapped, unwrapped
 
 FORMAT = 2
 """Of a run that is written. Versions that know format 1 alone would open a loader's place in

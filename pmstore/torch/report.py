@@ -6,8 +6,8 @@ import logging
 import resource
 from dataclasses import dataclass
 
-from pmstore.base.words import counted
-from pmstore.engine import inspection
+from pmstore._base.text import counted
+from pmstore._engine import inspection
 from pmstore.torch._step.steps import Steps
 
 _log = logging.getLogger("pmstore")

@@ -12,7 +12,7 @@ from pmstore import Store
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers._flush.flush import Flush
-from pmstore.torch._data.source import Source
+from pmstore.torch._data.batch_source import Source
 from pmstore.torch._step.by_hand import NextStep
 from pmstore.torch._step.log import LogFunction, ScalarWriter, number
 from pmstore.torch._step.loops import Epoch, Loops, Options, check_count

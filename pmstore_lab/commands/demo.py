@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from pmstore._engine.reports import SURVIVES
 from pmstore.commands.app import Domain, Json, app
 from pmstore.commands.common import console, fail, milliseconds, say, size
-from pmstore.engine.reports import SURVIVES
 from pmstore.errors import PmstoreError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pmstore.commands.app import Json, app
 from pmstore.commands.common import console, fail, say
-from pmstore.commands.completing import one_of
+from pmstore.commands.completion import one_of
 
 if TYPE_CHECKING:
     from pmstore_lab.simulation.cells import Cell

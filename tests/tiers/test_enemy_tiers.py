@@ -19,7 +19,7 @@ import pytest
 from tier_helpers import CHUNK, restored
 
 import pmstore
-from pmstore.engine.snapshot import checksum
+from pmstore._engine.snapshot import checksum
 from pmstore.errors import CorruptStoreError, PmstoreError, TierError
 from pmstore.tiers._epochs.content import EpochBytes, verify
 from pmstore.tiers._epochs.image import Image

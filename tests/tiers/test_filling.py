@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.engine import snapshot
+from pmstore._engine import snapshot
 from pmstore.tiers._restore import restore as restoring
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -163,7 +163,7 @@ def test_memory_that_is_full(shm: Path) -> None:
 LIMITED = """
 import resource, sys, pmstore
 from pathlib import Path
-from pmstore.engine import snapshot
+from pmstore._engine import snapshot
 place, size = Path(sys.argv[1]), int(sys.argv[2])
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + size,) * 2)

@@ -15,7 +15,7 @@ import pytest
 from tier_helpers import CHUNK, no_flush_begins, restored, wait_until
 
 import pmstore
-from pmstore.base.workers import Worker, WorkerError
+from pmstore._base.workers import Worker, WorkerError
 from pmstore.errors import TierError
 from pmstore.tiers._flush.flusher import Flusher
 

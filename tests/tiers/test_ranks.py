@@ -11,7 +11,7 @@ import pytest
 from tier_helpers import CHUNK
 
 import pmstore
-from pmstore.base.workers import Patience
+from pmstore._base.workers import Patience
 from pmstore.errors import TierError
 from pmstore.objects.generations import NO_RUN, Key, Record, encode
 from pmstore.tiers._epochs import sharding

@@ -21,7 +21,7 @@ REFUSING = """
 import ctypes, errno, os, struct, sys
 import numpy as np
 import pmstore
-from pmstore.engine import snapshot
+from pmstore._engine import snapshot
 from pmstore.tiers._restore import restore as restoring
 
 def writes():

@@ -15,7 +15,7 @@ import pytest
 from tier_helpers import CHUNK, newest_file
 
 import pmstore
-from pmstore.engine.snapshot import checksum
+from pmstore._engine.snapshot import checksum
 from pmstore.errors import TierError
 from pmstore.tiers._epochs.manifest import Manifest
 from pmstore.tiers._flush.plan import SPACE

@@ -20,7 +20,7 @@ from test_interrupt import Interrupter
 from tier_helpers import CHUNK, restored
 
 import pmstore
-from pmstore.engine.snapshot import Snapshot
+from pmstore._engine.snapshot import Snapshot
 from pmstore.errors import ClosedStoreError, ForkedStoreError, ReadOnlyStoreError, StoreFullError
 from pmstore.tiers.tiers import Tiers
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import pmstore
 from pmstore import exchange
 from pmstore.commands.program import app
-from pmstore.formats import described, portable
+from pmstore.formats import description, portable
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers import trust
 from pmstore.tiers.tiers import GROUP
@@ -346,7 +346,7 @@ def test_no_file_plants_a_tier(
         evil(store, url)
         with monkeypatch.context() as patch:
             if planted:
-                patch.setattr(described, "is_own_name", lambda path: False)
+                patch.setattr(description, "is_own_name", lambda path: False)
             read = carry(store, shm)
     with pmstore.open(shm / "mine.pm", size="32MiB") as store:
         if planted:

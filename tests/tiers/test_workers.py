@@ -14,8 +14,8 @@ import pytest
 from tier_helpers import restored
 
 import pmstore
-from pmstore.base import workers
-from pmstore.base.workers import Patience, Tasks, Worker, WorkerError, wait_for
+from pmstore._base import workers
+from pmstore._base.workers import Patience, Tasks, Worker, WorkerError, wait_for
 from pmstore.errors import TierError
 from pmstore.tiers._flush import flusher
 

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from pmstore._engine.crash_points import kill_at_primitive, primitives_seen
 from pmstore.dcp import StoreReader, StoreWriter
-from pmstore.engine.crash_points import kill_at_primitive, primitives_seen
 from pmstore.testing.forkserver import shared_words
 
 DOMAINS = ("process", "emulated", "file")

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pmstore
 from pmstore.dcp import StoreReader
-from pmstore.dcp._read import ranks
+from pmstore.dcp._read import rank_stores
 from pmstore.tiers import TierConfig
 
 STEPS = 3
@@ -149,7 +149,7 @@ def kill_ahead(folder: Path, rank: int, found: dict[str, Any]) -> None:
         step(wrapped, by, STEPS)
     if rank == 0:
         run.commit()
-        ranks.WAIT_SECONDS = 0.1
+        rank_stores.WAIT_SECONDS = 0.1
         with pytest.raises(CheckpointException, match="are being written to"):
             dcp.load(state, storage_reader=StoreReader.of_run(stores), no_dist=True)
     dist.barrier()

@@ -18,7 +18,7 @@ import pmstore.torch
 from pmstore.scheduler import CommitScheduler, EveryN
 from pmstore.torch import AttachError, MismatchError, Resume, TornStepError, attach
 from pmstore.torch._state.heap import check_movable
-from pmstore.torch._state.mirror import MirroredModel
+from pmstore.torch._state.mirrored import MirroredModel
 
 
 def in_heap(store: pmstore.Store, name: str, tensor: torch.Tensor) -> bool:

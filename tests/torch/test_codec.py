@@ -12,7 +12,7 @@ import torch
 
 import pmstore
 from pmstore.objects.structure import join, split
-from pmstore.torch.structure import Structure, raw_bytes
+from pmstore.torch.kept_structure import Structure, raw_bytes
 
 
 class Level(enum.IntEnum):

@@ -17,7 +17,7 @@ import pmstore
 import pmstore.torch
 from pmstore.errors import MirrorError
 from pmstore.mirror.copier import CudaCopier, Piece
-from pmstore.mirror.pinned import PinnedBlocks
+from pmstore.mirror.pinned_memory import PinnedBlocks
 
 LARGE, SMALL = 100_000, 5  # a block of its own; a part of a page
 

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import pmstore
 from pmstore.dcp import StoreReader, StoreWriter
-from pmstore.dcp._format import layout
-from pmstore.dcp._write import writer
+from pmstore.dcp._format import folder_layout
+from pmstore.dcp._write import storage_writer
 from pmstore.errors import PmstoreError
 
 pytestmark = pytest.mark.filterwarnings(QUIET)
@@ -164,13 +164,13 @@ def test_an_index_names_no_store_outside_of_its_folder(shm: Path) -> None:
     (strange / "rank-x").mkdir()
     (strange / "rank-00000.pm").unlink()
     with pmstore.open(strange / "index.pm") as index:
-        (number,) = layout.numbers_in(index)
-        entry = layout.entry_in(index, number, "index.pm")
+        (number,) = folder_layout.numbers_in(index)
+        entry = folder_layout.entry_in(index, number, "index.pm")
     for rank in ("x/../../mine/rank-00000", -1, True, 0.0, None):
         with pmstore.open(strange / "index.pm") as index:
             (part,) = entry.parts
             forged = replace(entry, parts=(replace(part, rank=rank),))  # type: ignore[arg-type]
-            index[layout.entry_name(number)] = layout.sealed_entry(forged)
+            index[folder_layout.entry_name(number)] = folder_layout.sealed_entry(forged)
         with pytest.raises((PmstoreError, CheckpointException), match="a part has the rank"):
             load(strange, {"x": torch.zeros(1000)})
 
@@ -239,7 +239,7 @@ def test_used_twice_without_an_id(shm: Path) -> None:
 
 
 def test_other_process_writes(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(folder_layout, "LOCK_SECONDS", 0.1)
     save(shm, state(1))
     program = (
         "import sys, pmstore; s = pmstore.open(sys.argv[1]); print('open', flush=True); input()"
@@ -323,7 +323,7 @@ def test_failures(shm: Path, how: str, phase: str, monkeypatch: pytest.MonkeyPat
                 def fail(*_: Any) -> None:
                     raise RuntimeError("failed on purpose in finish")
 
-                patch.setattr(writer, "publish", fail)
+                patch.setattr(storage_writer, "publish", fail)
             with pytest.raises(CheckpointException, match=f"failed on purpose in {phase}"):
                 planner = Failing(phase)
                 if how == "save":
@@ -341,7 +341,7 @@ def test_failures(shm: Path, how: str, phase: str, monkeypatch: pytest.MonkeyPat
 
 def test_old_torch_is_told_of_once(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.1.0")
-    monkeypatch.setattr(writer, "_warned", [])
+    monkeypatch.setattr(storage_writer, "_warned", [])
     with pytest.warns(UserWarning, match=r"2\.1\.0") as told:
         StoreWriter(shm)
     assert len(told) == 1

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import pmstore
 from pmstore.dcp import StoreWriter
 from pmstore.dcp._write import staging
-from pmstore.dcp._write.pins import Pin
+from pmstore.dcp._write.committed_tensors import Pin
 from pmstore.dcp._write.rank_store import RankStore
 
 pytestmark = pytest.mark.filterwarnings(QUIET)

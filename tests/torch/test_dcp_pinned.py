@@ -17,7 +17,7 @@ import pmstore
 import pmstore.torch.optim
 from pmstore.dcp import StoreWriter
 from pmstore.dcp._format import copies as copying
-from pmstore.dcp._write.pins import pin
+from pmstore.dcp._write.committed_tensors import pin
 
 pytestmark = pytest.mark.filterwarnings(QUIET)
 

@@ -31,7 +31,7 @@ import pmstore
 from pmstore.scheduler import EveryN
 from pmstore.torch import MismatchError, attach
 from pmstore.torch._random.search import find
-from pmstore.torch.structure import Structure
+from pmstore.torch.kept_structure import Structure
 
 SIZE = 14
 KINDS: dict[str, Callable[[], Any]] = {

@@ -25,8 +25,8 @@ import pmstore
 from pmstore.errors import TierError, TransactionError
 from pmstore.scheduler import EveryN
 from pmstore.testing import ForkServer
-from pmstore.tiers._epochs import kept as kept_epochs
-from pmstore.tiers._epochs.kept import KeptName, Reason
+from pmstore.tiers._epochs import kept_epochs
+from pmstore.tiers._epochs.kept_epochs import KeptName, Reason
 from pmstore.tiers._places.local import LocalPlace
 from pmstore.torch import MismatchError, NotKeptError, RolledBackError, Run, attach
 

@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 import pmstore
 from pmstore.torch import AttachError, Run, attach
-from pmstore.torch._data import source
+from pmstore.torch._data import batch_source
 
 NUMBERS = TensorDataset(torch.arange(20))
 
@@ -297,7 +297,7 @@ def test_what_takes_long_to_go_through_again_says_so(
     run.rollback()
     next(batches)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(source, "_FIRST", 0.0)
+    monkeypatch.setattr(batch_source, "_FIRST", 0.0)
     run.rollback()
     next(batches)
     first, last = capsys.readouterr().err.splitlines()

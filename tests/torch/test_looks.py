@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 import pmstore
-from pmstore.engine._binding import Spent, Watch, encode, same_bytes, trained
-from pmstore.engine.constants import ARRAY
+from pmstore._engine._binding import Spent, Watch, encode, same_bytes, trained
+from pmstore._engine.constants import ARRAY
 from pmstore.objects import values
 from pmstore.objects.structure import split
 from pmstore.torch import attach
 from pmstore.torch.changes import OTHERS, SAME, VALUES
+from pmstore.torch.kept_structure import Structure
 from pmstore.torch.run import Run
-from pmstore.torch.structure import Structure
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -551,7 +551,7 @@ def test_a_commit_that_looked_is_one_that_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     fast = list(train(tmp_path / "fast.pm", seed, 40, slow=False))
-    monkeypatch.setattr("pmstore.engine._binding.encode", lambda state, kinds: None)
+    monkeypatch.setattr("pmstore._engine._binding.encode", lambda state, kinds: None)
     monkeypatch.setattr(Structure, "_put", _put)
     slow = list(train(tmp_path / "slow.pm", seed, 40, slow=True))
     assert len(fast) == len(slow)

@@ -141,7 +141,7 @@ def test_a_commit_that_asks_no_policy_is_in_the_course(
     store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit, and that a roll back after it takes nothing of that away."""
-    monkeypatch.setattr("pmstore.course.writer.FRESH_SECONDS", 0.0)  # each step's row at once
+    monkeypatch.setattr("pmstore.course.recorder.FRESH_SECONDS", 0.0)  # each step's row at once
     run, step = begin(store, policy=EveryN(4))
     for number in run.steps(7):
         step()
@@ -164,7 +164,7 @@ def test_numbers_of_steps_that_are_not_committed(
     store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loss now and then, a commit now and then: the newest are told at every step."""
-    monkeypatch.setattr("pmstore.course.writer.FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("pmstore.course.recorder.FRESH_SECONDS", 0.0)
     run, step = begin(store, policy=EveryN(4))
     for number in run.steps(10):
         found = run.metrics()

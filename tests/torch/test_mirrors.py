@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import pmstore
-from pmstore.engine.landing import LandCopy, Landing
+from pmstore._engine.landing import LandCopy, Landing
 from pmstore.errors import MirrorError, NameExistsError, TransactionError
 from pmstore.mirror.copier import Batch, HostCopier, Piece, copier_for, staging
-from pmstore.mirror.pending import PendingCommit
+from pmstore.mirror.pending_commit import PendingCommit
 from pmstore.testing import ForkServer
 
 KILLS = int(os.environ.get("PMSTORE_MIRROR_KILLS", "12"))

@@ -17,7 +17,7 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
-from pmstore.engine.optim import optim_limit, optim_step
+from pmstore._engine.optim import optim_limit, optim_step
 from pmstore.torch import AttachError, optim
 from tests.torch.test_optim import KINDS
 

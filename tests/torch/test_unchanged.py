@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import pmstore
-from pmstore.engine._binding import same_bytes
+from pmstore._engine._binding import same_bytes
 from pmstore.torch import AttachError, attach
 from pmstore.torch._random import defaults as rng_memory
 from pmstore.torch.optim import AdamW

@@ -88,7 +88,7 @@ def _torchvision() -> types.ModuleType:
 def main() -> None:
     program, pools, report, call, *arguments = sys.argv[1:]
     sys.modules["pymm"] = pymm
-    sys.modules["pmstore.pymm.places"].FOLDER = f"{pools}/pmem0"  # type: ignore[attr-defined]
+    sys.modules["pmstore.pymm.shelf_file"].FOLDER = f"{pools}/pmem0"  # type: ignore[attr-defined]
     _older_numpy()
     text = Path(program).read_text()
     try:

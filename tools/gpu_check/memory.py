@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 import pmstore
-from pmstore.mirror.pinned import forget_error
+from pmstore.mirror.pinned_memory import forget_error
 from tools.gpu_check.device import Settings
 from tools.gpu_check.outcome import Outcome, require
 

@@ -70,7 +70,7 @@ def training(blocks: list[str]) -> str:
 
 def main(readme: str, *options: str) -> None:
     import pmstore
-    from pmstore.engine import _native
+    from pmstore._engine import _native
 
     here = Path(sys.prefix)
     for module in (pmstore, _native):

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from pmstore.base.untrusted import sound
+from pmstore._base.untrusted import sound
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import values
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pmstore.base.workers import Patience
-from pmstore.dcp._read.keys import Prefixes
-from pmstore.dcp._read.ranks import mark_of
-from pmstore.dcp._read.runs import RunSource
-from pmstore.engine.constants import ARRAY, GROUP, VALUE
+from pmstore._base.workers import Patience
+from pmstore._engine.constants import ARRAY, GROUP, VALUE
+from pmstore.dcp._read.rank_stores import mark_of
+from pmstore.dcp._read.run_reader import RunSource
+from pmstore.dcp._read.state_keys import Prefixes
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import array, axes, slots, tensor
 from pmstore.objects.generations import Member, explain, newest_common

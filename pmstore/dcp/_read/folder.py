@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from pmstore.base.untrusted import sound
-from pmstore.dcp._format import copies, layout
+from pmstore._base.untrusted import sound
+from pmstore._engine.snapshot import checksum
+from pmstore.dcp._format import copies, folder_layout
 from pmstore.dcp._format import metadata as codec
-from pmstore.dcp._format.layout import PIECE_BYTES, Chunk, Entry
-from pmstore.dcp._read.source import Source
-from pmstore.dcp._write import publish
+from pmstore.dcp._format.folder_layout import PIECE_BYTES, Chunk, Entry
+from pmstore.dcp._read.checkpoint_source import Source
+from pmstore.dcp._write import publication
 from pmstore.dcp._write.rank_store import RankStore
-from pmstore.engine.snapshot import checksum
 from pmstore.errors import CorruptStoreError
 from pmstore.store import Store
 
@@ -30,17 +30,17 @@ def _key(index: MetadataIndex) -> _Key:
 class _OpenPart:
     """A part that is open for reading: arrays, and what lies in them."""
 
-    def __init__(self, folder: str, name: layout.PartName) -> None:
+    def __init__(self, folder: str, name: folder_layout.PartName) -> None:
         """Opens the part, in this process's own store where it has that open. Raises:
         FileNotFoundError, CorruptStoreError."""
-        self.path = layout.rank_path(folder, name.rank)
+        self.path = folder_layout.rank_path(folder, name.rank)
         ours = RankStore.open_at(self.path)  # of this process, whose mapping is read
         self._keeps = ours
-        self._reader = None if ours is not None else layout.open_reading(self.path, "rank")
+        self._reader = None if ours is not None else folder_layout.open_reading(self.path, "rank")
         store = ours.store if ours is not None else self._reader
         assert store is not None
         try:
-            if layout.uuid_of(store) != name.uuid:
+            if folder_layout.uuid_of(store) != name.uuid:
                 raise CorruptStoreError(
                     f"{self.path}: this is another store than the one that the checkpoint was "
                     "written to: the folder was mixed from copies, or of several jobs"
@@ -52,7 +52,7 @@ class _OpenPart:
                     "taken its place meanwhile: load again"
                 )
             self._group = store[name.name]
-            table = layout.table_of(self._group, name, self.path)
+            table = folder_layout.table_of(self._group, name, self.path)
         except BaseException:
             self.close()
             raise
@@ -88,13 +88,13 @@ class FolderSource(Source):
         if number is not None and not isinstance(number, int):
             raise TypeError(f"number is {number!r}: give an int (see StoreReader.numbers)")
         self._folder = folder
-        self._index = layout.index_path(folder, rank)
+        self._index = folder_layout.index_path(folder, rank)
         with _open_index(folder, self._index) as index:
-            there = layout.numbers_in(index)
+            there = folder_layout.numbers_in(index)
             if not there or (number is not None and number not in there):
                 what = "no checkpoint" if number is None else f"no checkpoint {number}"
                 raise FileNotFoundError(f"{self._index}: there is {what} in it: it has {there}")
-            self._entry: Entry = layout.entry_in(
+            self._entry: Entry = folder_layout.entry_in(
                 index, there[-1] if number is None else number, self._index
             )
         self.mark: str = f"checkpoint {self._entry.number}"
@@ -105,17 +105,17 @@ class FolderSource(Source):
 
     @staticmethod
     def numbers(folder: str) -> list[int]:
-        path = layout.index_path(folder)
+        path = folder_layout.index_path(folder)
         with _open_index(folder, path) as index:
-            return layout.numbers_in(index)
+            return folder_layout.numbers_in(index)
 
     @staticmethod
     def is_one(folder: str) -> bool:
-        return os.path.isdir(folder) and bool(layout.index_paths(folder))
+        return os.path.isdir(folder) and bool(folder_layout.index_paths(folder))
 
     def metadata(self) -> Metadata:
         metadata = codec.decode(self._entry.metadata, self._index)
-        indices = list(publish.indices_of(metadata))
+        indices = list(publication.indices_of(metadata))
         with sound(self._index):
             pairs = zip(indices, self._entry.where, strict=True)
             self._where = {_key(index): part for index, part in pairs}
@@ -181,5 +181,5 @@ def _open_index(folder: str, path: str) -> Iterator[Store]:
         raise FileNotFoundError(
             f"{path}: there is no checkpoint of pmstore.dcp in {folder!r}: {why}"
         )
-    with layout.open_reading(path, "index") as index:
+    with folder_layout.open_reading(path, "index") as index:
         yield index

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from pmstore.dcp._format import copies
-from pmstore.dcp._read.source import Source
+from pmstore.dcp._read.checkpoint_source import Source
 from pmstore.errors import PmstoreError
 
 _BATCH_BYTES = 1 << 30

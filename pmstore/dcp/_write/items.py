@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
-from pmstore.dcp._format import copies, layout
-from pmstore.dcp._format.layout import PIECE_BYTES, Chunk
+from pmstore.dcp._format import copies, folder_layout
+from pmstore.dcp._format.folder_layout import PIECE_BYTES, Chunk
 from pmstore.dcp._format.metadata import dtype_name
-from pmstore.dcp._write.part import Part
+from pmstore.dcp._write.save_part import Part
 
 _BATCH_BYTES = 1 << 30
 """So much is copied before the planner is asked for more tensors: it may make them for us."""
@@ -139,7 +139,7 @@ class Filling:
         ]
         assert copies.SLICE_BYTES % PIECE_BYTES == 0
         found = copies.by_all_cores(
-            lambda span: layout.crcs_of(
+            lambda span: folder_layout.crcs_of(
                 self._made[span[0]][1][span[1] : span[1] + copies.SLICE_BYTES].numpy()
             ),
             spans,

@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
-from pmstore.dcp._format import layout
-from pmstore.dcp._format.layout import PartName
+from pmstore.dcp._format import folder_layout
+from pmstore.dcp._format.folder_layout import PartName
 from pmstore.dcp._write.items import Filling
-from pmstore.dcp._write.part import Part
 from pmstore.dcp._write.reentrancy import Once
+from pmstore.dcp._write.save_part import Part
 from pmstore.dcp._write.staging import Staging
 from pmstore.errors import PmstoreError
 from pmstore.store import Store
@@ -37,8 +37,10 @@ class RankStore:
         os.makedirs(folder, exist_ok=True)
         self.folder: str = folder
         self.rank: int = rank
-        self.store: Store = layout.open_marked(layout.rank_path(folder, rank), "rank", domain)
-        self.uuid: str = layout.uuid_of(self.store)
+        self.store: Store = folder_layout.open_marked(
+            folder_layout.rank_path(folder, rank), "rank", domain
+        )
+        self.uuid: str = folder_layout.uuid_of(self.store)
         self.lock: threading.RLock = threading.RLock()
         self.once: Once = Once()
         self._process = os.getpid()
@@ -52,7 +54,7 @@ class RankStore:
     def of(folder: str, rank: int, domain: Any) -> RankStore:
         """Returns this process's store of that rank, and opens or makes it at the first call.
         Raises: as `pmstore.open`; PmstoreError: what lies there is something else."""
-        path = layout.rank_path(os.path.realpath(folder), rank)
+        path = folder_layout.rank_path(os.path.realpath(folder), rank)
         with _opening:
             there = RankStore.open_at(path)
             if there is None:
@@ -104,7 +106,7 @@ class RankStore:
                 part = part or self._begin()
                 filling = Filling(part, staging.find if staging is not None else _nowhere)
                 filling.fill(items, planner)
-                crc, table = layout.sealed_table(filling.chunks)
+                crc, table = folder_layout.sealed_table(filling.chunks)
                 part.group["table"] = table
                 self.store.commit()
             except BaseException:
@@ -146,7 +148,9 @@ class RankStore:
             ours.discard(but.name)
         if ours:
             named = {
-                part.name for part in layout.named_parts(self.folder) if part.uuid == self.uuid
+                part.name
+                for part in folder_layout.named_parts(self.folder)
+                if part.uuid == self.uuid
             }
             ours -= named | self._under_way()
         for name in ours:

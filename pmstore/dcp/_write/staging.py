@@ -17,8 +17,8 @@ from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
 from pmstore.dcp._format import copies
+from pmstore.dcp._write.committed_tensors import Pin, pin
 from pmstore.dcp._write.items import check
-from pmstore.dcp._write.pins import Pin, pin
 from pmstore.errors import PmstoreError
 
 _BEGIN_SECONDS = 60.0

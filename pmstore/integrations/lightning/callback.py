@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pmstore import Store
-from pmstore.integrations.lightning import pieces
-from pmstore.integrations.lightning.kept import Callbacks, Loops, Metrics, Settings
+from pmstore.integrations.lightning import trainer_parts
+from pmstore.integrations.lightning.kept_epochs import Callbacks, Loops, Metrics, Settings
 from pmstore.integrations.lightning.loader import PlacedLoader
 from pmstore.opening import open as open_store
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
@@ -99,7 +99,7 @@ class PmstoreCallback(Callback):
     # ---- the Trainer begins
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        pieces.refuse(trainer, pl_module, self)
+        trainer_parts.refuse(trainer, pl_module, self)
         if stage != "fit":
             return
         self._trainer = None
@@ -176,9 +176,9 @@ class PmstoreCallback(Callback):
         self._loops, self._metrics = Loops(trainer, self._accept), Metrics(trainer)
         self.run = attach(
             self.store,
-            model=pieces.models_of(trainer, pl_module),
-            optimizer=pieces.optimizers_of(trainer, pl_module),
-            lr_scheduler=pieces.schedulers_of(trainer),
+            model=trainer_parts.models_of(trainer, pl_module),
+            optimizer=trainer_parts.optimizers_of(trainer, pl_module),
+            lr_scheduler=trainer_parts.schedulers_of(trainer),
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             stateful={
                 "settings": Settings(trainer, self._accept),
@@ -238,7 +238,7 @@ class PmstoreCallback(Callback):
     ) -> None:
         if self.run is None:
             return
-        if (loss := pieces.loss_of(outputs)) is not None:
+        if (loss := trainer_parts.loss_of(outputs)) is not None:
             self.run.log(loss=loss)
         self._stepped = self._stepped or not trainer.optimizers
         self._metrics.add_up()

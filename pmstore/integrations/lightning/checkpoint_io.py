@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from pmstore.base.newfile import part_of, rename
-from pmstore.base.untrusted import sound
+from pmstore._base.newfile import part_of, rename
+from pmstore._base.untrusted import sound
 from pmstore.errors import CorruptStoreError
 from pmstore.objects.structure import join, split
 from pmstore.opening import open as open_store

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pmstore.torch._data.choose import open_source
 from pmstore.torch._data.cursor import Cursor
 from pmstore.torch._data.position import Held, Place, Position
+from pmstore.torch._data.source_choice import open_source
 from pmstore.torch._random import defaults as rng
 from pmstore.torch.errors import AttachError, ChangedError
 from pmstore.torch.settings import Settings, same, settings_of_loader

@@ -17,9 +17,9 @@ from typing import Any
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from torch.utils.data import DataLoader, IterableDataset
 
-from pmstore.torch._data.accelerate import seedable_sampler
+from pmstore.torch._data.accelerate_loader import seedable_sampler
+from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.dataloader import MapLoader, holders_of
-from pmstore.torch._data.source import Source
 from pmstore.torch._random import defaults as rng
 from pmstore.torch.errors import AttachError
 

@@ -9,10 +9,10 @@ import torch
 from transformers import Trainer
 
 from pmstore import Store
-from pmstore.integrations.transformers.state import StoredState
+from pmstore.integrations.transformers.trainer_state import StoredState
 from pmstore.torch._random.search import raise_python
 from pmstore.torch._read.stored import StoredRun, StoreHolding
-from pmstore.torch.structure import Structure
+from pmstore.torch.kept_structure import Structure
 
 
 def export(store: Store, trainer: Trainer, folder: Path) -> None:

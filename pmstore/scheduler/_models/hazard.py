@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pmstore.engine.history import LEVELS_MAX, Announced, Past
+from pmstore._engine.history import LEVELS_MAX, Announced, Past
 from pmstore.scheduler._models.estimate import Evidence
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.engine import snapshot
-from pmstore.engine.constants import ARRAY
+from pmstore._engine import snapshot
+from pmstore._engine.constants import ARRAY
 from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects.generations import NUMBERS, Key, decode
 from pmstore.tiers._epochs import sharding

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pmstore.engine.constants import ARRAY, GROUP, GROUPS_MAX, PAGE_BYTES, VALUE
+from pmstore._engine.constants import ARRAY, GROUP, GROUPS_MAX, PAGE_BYTES, VALUE
 from pmstore.errors import CorruptStoreError
 from pmstore.objects import values
 from pmstore.objects.array import Descriptor

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from pmstore.base.workers import Worker
+from pmstore._base.workers import Worker
 from pmstore.tiers._epochs.manifest import GENERATION_MOST, ManifestName
 from pmstore.tiers._places.place import Place, Source
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from pmstore.base.workers import Patience
-from pmstore.tiers._epochs.kept import KeptName, Reason, read_reasons
+from pmstore._base.workers import Patience
+from pmstore.tiers._epochs.kept_epochs import KeptName, Reason, read_reasons
 from pmstore.tiers._epochs.manifest import BadManifestError, Manifest, ManifestName
 from pmstore.tiers._places.place import BrokenEpochError, Source
 from pmstore.tiers._places.url import STALL_SECONDS, open_places

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
-from pmstore.engine.constants import PAGE_BYTES
-from pmstore.engine.snapshot import checksum, file_bytes_of, uuid_of
+from pmstore._engine.constants import PAGE_BYTES
+from pmstore._engine.snapshot import checksum, file_bytes_of, uuid_of
 from pmstore.objects.array import Array
 
 MAGIC = b"PMSTIER1"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from pmstore.errors import TierError
-from pmstore.tiers._epochs.kept import KeptEpochs
+from pmstore.tiers._epochs.kept_epochs import KeptEpochs
 from pmstore.tiers._epochs.leases import Leases
 from pmstore.tiers._epochs.manifest import CHUNKS_SUFFIX, Manifest, ManifestName
 from pmstore.tiers._places.place import Lock, Place, Source

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from pmstore.base.workers import (
+from pmstore._base.workers import (
     Progress,
     Worker,
     WorkerError,
@@ -20,7 +20,7 @@ from pmstore.base.workers import (
     time_left,
     wait_for,
 )
-from pmstore.engine.snapshot import Transfer
+from pmstore._engine.snapshot import Transfer
 from pmstore.errors import ForkedStoreError, TierError
 
 

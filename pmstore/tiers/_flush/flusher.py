@@ -12,13 +12,13 @@ from functools import partial
 from queue import SimpleQueue
 from weakref import finalize, ref
 
-from pmstore.base.workers import Worker, WorkerError
-from pmstore.engine.pool import Pool
-from pmstore.engine.snapshot import Snapshot, Transfer
+from pmstore._base.workers import Worker, WorkerError
+from pmstore._engine.pool import Pool
+from pmstore._engine.snapshot import Snapshot, Transfer
 from pmstore.errors import PmstoreError, StoreFullError, TierError
-from pmstore.tiers._epochs.kept import Keeping, KeptEpochs
+from pmstore.tiers._epochs.kept_epochs import Keeping, KeptEpochs
+from pmstore.tiers._flush.epoch_writer import Writer, Written
 from pmstore.tiers._flush.flush import Flush, FlushStats, TierState
-from pmstore.tiers._flush.writer import Writer, Written
 from pmstore.tiers.config import TierConfig
 
 FLUSHING, CALLING = "pmstore flush", "pmstore callbacks"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pmstore.engine.snapshot import CHANGED, LIVE, Snapshot
+from pmstore._engine.snapshot import CHANGED, LIVE, Snapshot
 from pmstore.objects.array import Array
 from pmstore.tiers._epochs import sharding
 from pmstore.tiers._epochs.image import Image

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping
 
 from pmstore.errors import TierError
-from pmstore.tiers._epochs.kept import Keeping, KeptEpochs
+from pmstore.tiers._epochs.kept_epochs import Keeping, KeptEpochs
 from pmstore.tiers._epochs.manifest import Manifest, ManifestName
 from pmstore.tiers._epochs.retention import Retention
 from pmstore.tiers._places.place import Lock, Place

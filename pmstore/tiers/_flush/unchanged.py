@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pmstore.engine.snapshot import Fingerprints, Snapshot, Transfer
+from pmstore._engine.snapshot import Fingerprints, Snapshot, Transfer
 from pmstore.objects.array import Array
 from pmstore.tiers._flush.plan import Base
 from pmstore.tiers._places.place import Place

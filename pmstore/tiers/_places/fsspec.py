@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from pmstore.base.workers import Tasks, WorkerError
-from pmstore.engine.snapshot import SPARED, Snapshot, Transfer, checksum, write_all
+from pmstore._base.workers import Tasks, WorkerError
+from pmstore._engine.snapshot import SPARED, Snapshot, Transfer, checksum, write_all
 from pmstore.errors import TierError
 from pmstore.objects.array import Array
 from pmstore.tiers._places.place import BrokenEpochError, Lock, NewFile, NewStore

@@ -16,10 +16,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pmstore.base.alive import alive
-from pmstore.engine import snapshot
-from pmstore.engine.constants import PAGE_BYTES
-from pmstore.engine.snapshot import SPARED, Snapshot, Transfer, UnreadableError
+from pmstore._base.weak_registry import alive
+from pmstore._engine import snapshot
+from pmstore._engine.constants import PAGE_BYTES
+from pmstore._engine.snapshot import SPARED, Snapshot, Transfer, UnreadableError
 from pmstore.errors import StoreFullError, TierError
 from pmstore.objects.array import Array
 from pmstore.tiers._places.place import BrokenEpochError, Lock, NewFile, NewStore

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pmstore.engine.snapshot import Fill, Snapshot, Transfer
+from pmstore._engine.snapshot import Fill, Snapshot, Transfer
 from pmstore.objects.array import Array
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from pmstore.base.newfile import create
-from pmstore.base.workers import Patience, Tasks, WorkerError
-from pmstore.base.workers import progress as telling
-from pmstore.engine import snapshot
-from pmstore.engine.constants import DOMAINS, ROOT
-from pmstore.engine.pool import Pool
-from pmstore.engine.snapshot import Fill, Transfer
+from pmstore._base.newfile import create
+from pmstore._base.workers import Patience, Tasks, WorkerError
+from pmstore._base.workers import progress as telling
+from pmstore._engine import snapshot
+from pmstore._engine.constants import DOMAINS, ROOT
+from pmstore._engine.pool import Pool
+from pmstore._engine.snapshot import Fill, Transfer
 from pmstore.errors import (
     CorruptStoreError,
     FormatVersionError,

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.position import Held, Position
-from pmstore.torch._data.source import Source
 from pmstore.torch._random import defaults as rng
 
 _END = object()

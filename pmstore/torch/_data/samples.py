@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from pmstore import Store
-from pmstore.torch._data.attributes import has_state
+from pmstore.torch._data.batch_source import Source
+from pmstore.torch._data.loader_attributes import has_state
 from pmstore.torch._data.position import Position
-from pmstore.torch._data.source import Source
 from pmstore.torch.errors import AttachError
 from pmstore.torch.settings import Settings
 

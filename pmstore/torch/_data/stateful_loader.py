@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.position import Position
-from pmstore.torch._data.source import Source
 from pmstore.torch._random import defaults as rng
 from pmstore.torch.errors import AttachError
 

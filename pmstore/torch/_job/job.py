@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from pmstore import Store
-from pmstore.base.ranks import launched
-from pmstore.engine.failures import in_doubt
+from pmstore._base.ranks import launched
+from pmstore._engine.failures import in_doubt
 from pmstore.job.peers import Peers, checked_timeout
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch.errors import AttachError

@@ -21,7 +21,7 @@ import msgpack
 import numpy as np
 
 from pmstore import Store
-from pmstore.base.version import VERSION
+from pmstore._base.version import VERSION
 from pmstore.errors import (
     CorruptStoreError,
     InDoubtError,

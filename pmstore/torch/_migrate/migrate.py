@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from pmstore import Store
-from pmstore.base.words import encode_name
+from pmstore._base.text import encode_name
 from pmstore.torch._data.position import Place, Position
 from pmstore.torch._data.samples import keep_samples
 from pmstore.torch._migrate.differences import Choices, compare, has_more
-from pmstore.torch._migrate.optimizer import HeldOptimizer, names_of, stand_in
-from pmstore.torch._migrate.schedule import Rates
-from pmstore.torch._state.attributes import conflicts, describe, take_given
-from pmstore.torch._state.common import copy_common
-from pmstore.torch._state.mirror import packed_whole
+from pmstore.torch._migrate.optimizer_groups import HeldOptimizer, names_of, stand_in
+from pmstore.torch._migrate.schedule_state import Rates
+from pmstore.torch._state.common_part import copy_common
+from pmstore.torch._state.mirrored import packed_whole
+from pmstore.torch._state.module_attributes import conflicts, describe, take_given
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import read_layout
 from pmstore.torch._state.requires_grad import read_trainable
@@ -29,12 +29,12 @@ from pmstore.torch._state.sharded import HOW_TO_RESHARD
 from pmstore.torch._state.stateful import StatefulPart
 from pmstore.torch._step.progress import Progress
 from pmstore.torch.errors import AttachError, ChangedError, MismatchError
+from pmstore.torch.kept_structure import Structure
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.parts import Pieces
 from pmstore.torch.program import Program
 from pmstore.torch.resume import Resume
 from pmstore.torch.settings import Settings, fingerprint, plain
-from pmstore.torch.structure import Structure
 
 
 def _has_tensors(piece: str) -> bool:

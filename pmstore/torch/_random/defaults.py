@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from pmstore import Store
-from pmstore.engine._binding import Watch, same_bytes
+from pmstore._engine._binding import Watch, same_bytes
 from pmstore.objects.structure import encode
 from pmstore.objects.tensor import introduce
 from pmstore.torch._random.search import Found, lower_python, raise_python
 from pmstore.torch.changes import Question, asking, still
-from pmstore.torch.structure import Structure, raw_bytes
+from pmstore.torch.kept_structure import Structure, raw_bytes
 
 # ---- where the states of the default generators lie, for comparing
 #

@@ -11,9 +11,9 @@ from torch import nn
 
 import pmstore.opening
 from pmstore import Store
-from pmstore.base.words import encode_name
+from pmstore._base.text import encode_name
 from pmstore.torch._read.stored import StoredRun, StoreHolding
-from pmstore.torch._state.common import of_wrapper
+from pmstore.torch._state.common_part import of_wrapper
 from pmstore.torch._state.sharded import HOW_TO_RESHARD, ShardRecord, describe, local, record_of
 from pmstore.torch._state.stateful import extra_state
 from pmstore.torch.errors import AttachError, MismatchError, records

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 from pmstore import Store
-from pmstore.base.held import Held
-from pmstore.base.words import decode_name, encode_name
+from pmstore._base.mapping_protocol import Held
+from pmstore._base.text import decode_name, encode_name
 from pmstore.objects.containers import tree
 from pmstore.torch._state.layout import Place, decode_place
-from pmstore.torch._state.mirror import packed
+from pmstore.torch._state.mirrored import packed
 from pmstore.torch._state.optimizer_state import read_layout, state_block
 from pmstore.torch._state.sharded import ShardRecord
-from pmstore.torch._state.slots import Kept, SlotViews, described_kept, make_views
+from pmstore.torch._state.slotted import Kept, SlotViews, described_kept, make_views
 from pmstore.torch.errors import AttachError
+from pmstore.torch.kept_structure import read_structure
 from pmstore.torch.program import check_format
-from pmstore.torch.structure import read_structure
 
 
 class Holding(Held, Protocol):

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from pmstore import Store
-from pmstore.base.words import encode_name
-from pmstore.engine._binding import Spent, Watch
+from pmstore._base.text import encode_name
+from pmstore._engine._binding import Spent, Watch
 from pmstore.errors import TransactionError
 from pmstore.objects import array
 from pmstore.torch._state.requires_grad import Parameters
@@ -34,7 +34,7 @@ from pmstore.torch._state.sharded import (
 )
 from pmstore.torch.changes import asking, still
 from pmstore.torch.errors import AttachError
-from pmstore.torch.structure import Structure
+from pmstore.torch.kept_structure import Structure
 
 _LARGE_BYTES = 1 << 20
 _ALIGNMENT = 64  # of torch's own memory

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from pmstore import Store
-from pmstore.base.words import encode_name
-from pmstore.engine._binding import Watch
+from pmstore._base.text import encode_name
+from pmstore._engine._binding import Watch
 from pmstore.torch._state import fsdp
-from pmstore.torch._state.common import check_fit, copy_common, of_wrapper
+from pmstore.torch._state.common_part import check_fit, copy_common, of_wrapper
 from pmstore.torch._state.heap import (
     UNFIT,
     Memory,

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from pmstore import Store
-from pmstore.engine._binding import Watch, Writes
+from pmstore._engine._binding import Watch, Writes
 from pmstore.torch._state import fsdp
 from pmstore.torch._state.heap import Memory, Placed, check_movable, set_apart, take_in
 from pmstore.torch._state.model import ModelBinding
@@ -40,8 +40,8 @@ from pmstore.torch._state.sharded import (
 )
 from pmstore.torch.changes import OTHERS, SAME, VALUES, all_of, asking, still
 from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.kept_structure import Structure
 from pmstore.torch.keys import called, under
-from pmstore.torch.structure import Structure
 
 
 class OptimizerBinding:

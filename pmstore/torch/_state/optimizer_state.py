@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
-from pmstore.base.held import Held
-from pmstore.base.words import encode_name
+from pmstore._base.mapping_protocol import Held
+from pmstore._base.text import encode_name
 from pmstore.torch._state.sharded import ShardRecord
 from pmstore.torch.errors import AttachError, MismatchError
 

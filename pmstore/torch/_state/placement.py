@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from pmstore import Store
 from pmstore.torch._state.layout import extent, storage_of
-from pmstore.torch._state.mirror import MirroredModel, MirroredOptimizer, Pack
+from pmstore.torch._state.mirrored import MirroredModel, MirroredOptimizer, Pack
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.sharded import is_sharded, local
-from pmstore.torch._state.slots import SlottedBinding
+from pmstore.torch._state.slotted import SlottedBinding
 from pmstore.torch.errors import AttachError
 from pmstore.torch.optim.base import NativeOptimizer
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from pmstore.engine._binding import Watch, Writes
+from pmstore._engine._binding import Watch, Writes
 from pmstore.torch._state.heap import Placed
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch.changes import Question

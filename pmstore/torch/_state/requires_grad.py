@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from pmstore import Store
-from pmstore.engine._binding import Watch, trained
+from pmstore._engine._binding import Watch, trained
 from pmstore.torch.changes import asking, still
 
 

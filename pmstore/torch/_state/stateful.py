@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from pmstore import Store
 from pmstore.torch._random.search import Generator, as_generator
 from pmstore.torch.errors import AttachError
-from pmstore.torch.structure import Structure
+from pmstore.torch.kept_structure import Structure
 
 
 class Stateful(Protocol):

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from pmstore.errors import TransactionError
+from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.cursor import Cursor, Transfer
 from pmstore.torch._data.position import Position
-from pmstore.torch._data.source import Source
 from pmstore.torch._step.progress import BY_HAND, LoopRecord
 from pmstore.torch._step.state import ENDED, IDLE, MARKED, OPEN, Kind
 from pmstore.torch._step.steps import Steps

@@ -11,7 +11,7 @@ import torch
 
 from pmstore import Store
 from pmstore.torch._data.position import Place, Position
-from pmstore.torch.structure import Structure
+from pmstore.torch.kept_structure import Structure
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 from pmstore import Store
-from pmstore.base.words import counted as words
-from pmstore.course.writer import Course, clock
+from pmstore._base.text import counted as words
+from pmstore.course.recorder import Course, clock
 from pmstore.errors import TransactionError
 from pmstore.job.meetings import Meeting
 from pmstore.job.membership import Membership
-from pmstore.mirror.pending import PendingCommit
-from pmstore.torch._data.source import Source
+from pmstore.mirror.pending_commit import PendingCommit
+from pmstore.torch._data.batch_source import Source
 from pmstore.torch._random.defaults import HeadDraws
 from pmstore.torch._state.optimizer import OptimizerBinding
+from pmstore.torch._step.commit_schedule import Schedule
+from pmstore.torch._step.foreign_trainers import Others
 from pmstore.torch._step.log import Log
-from pmstore.torch._step.others import Others
 from pmstore.torch._step.progress import Progress, RunState
-from pmstore.torch._step.schedule import Schedule
 from pmstore.torch._step.state import (
     ENDED,
     IDLE,

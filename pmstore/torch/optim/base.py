@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from pmstore.engine.optim import optim_step
+from pmstore._engine.optim import optim_step
 
 # struct pms_optim_tensor of native/optim/optim.h
 TABLE = np.dtype(
@@ -32,7 +32,7 @@ STREAM_BYTES = 8 << 20  # outputs larger than this leave no use for the caches
 
 
 class Slotted(Protocol):
-    """Where an attached optimizer's parameters and state are: see `pmstore.torch._state.slots`."""
+    """Where an attached optimizer's parameters and state are (`pmstore.torch._state.slotted`)."""
 
     def begin(self) -> tuple[np.ndarray[Any, Any], bool]:
         """The table of this step, without gradients, and whether it goes into the other slot."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pmstore.engine.optim import OPTIM_SGD
+from pmstore._engine.optim import OPTIM_SGD
 from pmstore.torch.optim.base import NativeOptimizer
 
 

@@ -1,0 +1,352 @@
+"""What modules keep beside parameters and buffers: numbers, texts, lists and small arrays in plain
+attributes, generators, and which of them are in training mode."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from pmstore import Store
+from pmstore._engine._binding import Watch
+from pmstore.objects.structure import encode
+from pmstore.torch._random.defaults import set_states, states_of
+from pmstore.torch._random.search import OF_MODULES, Found, Holder, find_in_modules
+from pmstore.torch._state.model import ModelBinding
+from pmstore.torch._state.optimizer_state import is_constant
+from pmstore.torch.changes import OTHERS, SAME, VALUES, still
+from pmstore.torch.errors import AttachError
+from pmstore.torch.kept_structure import Structure
+from pmstore.torch.keys import full_name
+
+_FRAMEWORKS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
+_COLLECTIONS = (list, dict, tuple, set, frozenset, deque, OrderedDict, Counter, defaultdict)
+_ARRAYS = (np.ndarray, torch.Tensor)
+_TABLE_BYTES = 1 << 16
+"""A collection without arrays that is larger when it is first seen is a table, and not looked
+at."""
+_MOST_BYTES = 1 << 20
+"""Of any other one, and of an array."""
+
+Place = tuple[str, str]
+"""A module's name, and that of its attribute."""
+
+
+class Data(NamedTuple):
+    """An attribute that is data, as bytes and arrays."""
+
+    encoded: bytes
+    arrays: list[Any]
+
+    @property
+    def data_bytes(self) -> int:
+        return len(self.encoded) + sum(int(one.nbytes) for one in self.arrays)
+
+    @property
+    def large(self) -> bool:
+        """Whether it is left alone when it is first seen."""
+        most = _MOST_BYTES if self.arrays else _TABLE_BYTES
+        return self.data_bytes > most
+
+
+def _own_keys(module: nn.Module) -> list[str]:
+    """Attributes that are the program's, and not what a framework keeps in a module."""
+    keys = [key for key in vars(module) if key not in OF_MODULES]
+    if "_" not in {key[:1] for key in keys}:
+        return keys
+    kind = type(module)
+    of_framework = kind.__module__.partition(".")[0] == "torch" or any(
+        base.__module__.partition(".")[0] in _FRAMEWORKS for base in kind.__mro__
+    )
+    return [key for key in keys if not key.startswith("_")] if of_framework else keys
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether it is a plain array in memory that no gradient flows through."""
+    if isinstance(array, torch.Tensor):
+        return (
+            type(array) is torch.Tensor
+            and array.device.type == "cpu"
+            and array.layout is torch.strided
+            and not (array.requires_grad or array.is_quantized)
+        )
+    return type(array) is np.ndarray and not array.dtype.hasobject
+
+
+def _may_be_data(value: Any) -> bool:
+    return type(value) in (*_COLLECTIONS, *_ARRAYS) or isinstance(value, np.generic)
+
+
+def _data(value: Any) -> Data | None:
+    """None: it is no data that is kept."""
+    if not (is_constant(value) or _may_be_data(value)):
+        return None
+    if type(value) in _ARRAYS and not _is_plain(value):
+        return None
+    try:
+        encoded, arrays = encode(value, _ARRAYS)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return Data(encoded, arrays) if all(map(_is_plain, arrays)) else None
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Puts the value into the object that is there, if that can take it: others may have it too."""
+    here: Any = table.get(key)
+    kind = type(here)
+    if kind is not type(value):
+        table[key] = value
+    elif isinstance(here, torch.Tensor) and here.shape == value.shape and here.dtype == value.dtype:
+        here.copy_(value)
+    elif kind is np.ndarray and here.shape == value.shape and here.dtype == value.dtype:
+        here[...] = value
+    elif kind is list:
+        here[:] = value
+    elif kind in (dict, OrderedDict, Counter):
+        here.clear()
+        here.update(value)
+    else:
+        table[key] = value
+
+
+class AttributesPart:
+    """Keeps them in `<path>`: {"changed": {module: {attribute: [value, given]}}, "arrays": {module:
+    {attribute: value}}, "generators": {place: state}}.
+
+    What has arrays in it, and generators, are kept always. Anything else is kept once the run has
+    changed it, with what the program gave: an attribute that the run does not change is the
+    program's, as its code is.
+    """
+
+    def __init__(
+        self, store: Store, path: str, models: Mapping[str, nn.Module], model: ModelBinding
+    ) -> None:
+        """Touches nothing. model: which knows when modules are others."""
+        self._part = Structure(store, path)
+        self._models = models
+        self._model = model
+        # what the program gave: a value without arrays, with its bytes if it can change; else None
+        self._given: dict[Place, tuple[Any, bytes] | None] | None = None
+        self._left_alone: set[Place] = set()  # tables
+        self._changed: dict[Place, Any] = {}
+        self._arrays: set[Place] = set()  # of what has arrays in it, what is kept
+        self._watch: Watch | None = None  # None: nothing is known
+        self._tables: dict[str, dict[str, Any]] = {}  # attributes, by the names of modules
+        self._constants: list[Place] = []
+        self._mutable: list[Place] = []
+        self._generators: list[Found] = []
+        self._holders: list[Holder] = []
+
+    def _look(self) -> Watch:
+        """Finds modules, attributes and generators anew."""
+        same = still(self._model, "linked", self._model.linked)
+        modules = _modules_of(self._models)
+        self._tables = {name: vars(module) for name, module in modules.items()}
+        self._constants, self._mutable = [], []
+        watched = []
+        for name, module in modules.items():
+            table, keys = vars(module), _own_keys(module)
+            watched.append((table, keys))
+            for key in keys:
+                value = table[key]
+                if is_constant(value):
+                    self._constants.append((name, key))
+                    continue
+                if _may_be_data(value) and (name, key) not in self._left_alone:
+                    self._mutable.append((name, key))
+        self._generators, self._holders = find_in_modules(modules)
+        return Watch(watched, [], [], 0, [same])
+
+    def _begin(self, watch: Watch) -> Watch:
+        """Notes what the program gives. watch: what `_look` has just given."""
+        self._given = {(name, key): None for name, table in self._tables.items() for key in table}
+        for name, key in self._constants:
+            self._given[name, key] = self._tables[name][key], b""
+        for name, key in list(self._mutable):
+            value = self._tables[name][key]
+            data = _data(value)
+            if data is not None and data.large:
+                self._leave_alone((name, key))
+            elif data is not None and not data.arrays:
+                self._given[name, key] = copy.deepcopy(value), data.encoded
+        return watch
+
+    def _leave_alone(self, place: Place) -> None:
+        self._left_alone.add(place)
+        self._mutable.remove(place)
+
+    @property
+    def watch(self) -> Watch | None:
+        """See `Part`."""
+        return None if self._mutable or self._generators else self._watch
+
+    def capture(self) -> None:
+        """Pending until the next commit. Raises: AttachError: a collection has grown too large."""
+        if self._given is None:  # a new run
+            self._watch = self._begin(self._look())
+        known, self._watch = self._watch, None  # nothing is known until all is written
+        seen = OTHERS if known is None else known.look()
+        if seen == SAME and not (self._mutable or self._generators):
+            self._watch = known
+            return
+        if (
+            known is None
+            or seen == OTHERS
+            or any(table.get(key) is not one for table, key, one in self._holders)
+            or not all(map(Found.is_there, self._generators))
+        ):
+            known = self._look()
+        elif seen == VALUES:
+            known.take()
+        if seen != SAME:
+            self._note_constants()
+        arrays: dict[str, dict[str, Any]] = {}
+        for place in list(self._mutable):
+            self._note_mutable(place, arrays)
+        self._arrays = {(name, key) for name, values in arrays.items() for key in values}
+        changed: dict[str, dict[str, Any]] = {}
+        for (name, key), value in self._changed.items():
+            given = self._given_value((name, key))
+            changed.setdefault(name, {})[key] = [value, *(() if given is None else given[:1])]
+        generators = states_of(self._generators)
+        if changed or arrays or generators or self._part.stored:
+            self._part.write({"changed": changed, "arrays": arrays, "generators": generators})
+        self._watch = known
+
+    def _given_value(self, place: Place) -> tuple[Any, bytes] | None:
+        return self._given.get(place) if self._given is not None else None
+
+    def _note_constants(self) -> None:
+        mutable = set(self._mutable)
+        kept = {place: one for place, one in self._changed.items() if place in mutable}
+        for place in self._constants:
+            value, given = self._tables[place[0]][place[1]], self._given_value(place)
+            if (
+                place in self._changed
+                or given is None
+                or (given[0] is not value and encode(given[0])[0] != encode(value)[0])
+            ):
+                kept[place] = value
+        self._changed = kept
+
+    def _note_mutable(self, place: Place, arrays: dict[str, dict[str, Any]]) -> None:
+        name, key = place
+        value, given = self._tables[name][key], self._given_value(place)
+        data = _data(value)
+        known = place in self._changed or place in self._arrays or given is not None
+        if data is None or data.arrays:
+            self._changed.pop(place, None)
+        if data is None:
+            return
+        if data.data_bytes > _MOST_BYTES and known:
+            raise AttachError(
+                f"{key!r} of {_called(name)} has grown to {data.data_bytes:,} bytes, which each "
+                "commit would look through: keep it in the store, as store.list(...), or as a "
+                "buffer, or outside the module"
+            )
+        if data.large and not known:
+            self._leave_alone(place)
+        elif data.arrays:
+            arrays.setdefault(name, {})[key] = value
+        elif place in self._changed or given is None or given[1] != data.encoded:
+            self._changed[place] = value
+
+    def restore(self) -> None:
+        """Sets attributes and generators to what the last commit holds, and takes back those that
+        are new since then. What the run had not changed is as the program gave it."""
+        self._part.forget()
+        self._watch = None
+        watch = self._look()
+        if self._given is None:
+            self._begin(watch)
+        held: Mapping[str, Any] = self._part.read() if self._part.stored else _NOTHING
+        self._changed = {
+            (name, key): value
+            for name, values in held["changed"].items()
+            for key, (value, *_) in values.items()
+        }
+        self._arrays = {(name, key) for name, values in held["arrays"].items() for key in values}
+        wanted = dict(self._changed)
+        for name, values in held["arrays"].items():
+            wanted.update(((name, key), value) for key, value in values.items())
+        for place in [*self._constants, *self._mutable]:
+            if place not in wanted:
+                self._take_back(*place)
+        for (name, key), value in wanted.items():
+            if name in self._tables:
+                _put(self._tables[name], key, copy.deepcopy(value))
+        set_states(held["generators"], self._generators)
+
+    def _take_back(self, name: str, key: str) -> None:
+        table, given = self._tables[name], self._given_value((name, key))
+        if given is not None:
+            if given[0] is not table[key]:
+                _put(table, key, copy.deepcopy(given[0]))
+        elif self._given is not None and (name, key) not in self._given:
+            del table[key]
+
+
+# ---- a program that has changed
+
+
+def conflicts(
+    store: Store, path: str, models: Mapping[str, nn.Module]
+) -> dict[Place, tuple[Any, Any]]:
+    """Returns, of what the run has changed, what the program gave and what it gives now, where that
+    is another value than it gave, and than the run has."""
+    part, found = Structure(store, path), {}
+    if not part.stored:
+        return {}
+    modules = _modules_of(models)
+    for name, values in part.read()["changed"].items():
+        for key, known in values.items():
+            given = vars(modules[name]).get(key, _ABSENT) if name in modules else _ABSENT
+            data = _data(given)
+            if data is None or len(known) < 2:
+                continue
+            if data.encoded not in [encode(one)[0] for one in known]:
+                found[name, key] = known[1], given
+    return found
+
+
+def take_given(store: Store, path: str, models: Mapping[str, nn.Module]) -> None:
+    """What the program gives counts, of all in conflict, or of all if none is; pending until the
+    next commit."""
+    part = Structure(store, path)
+    if not part.stored:
+        return
+    held, wrong = part.read(), conflicts(store, path, models)
+    for name, values in held["changed"].items():
+        for key in list(values):
+            if not wrong or (name, key) in wrong:
+                del values[key]
+    part.write(held)
+
+
+_ABSENT = object()
+_NOTHING: dict[str, dict[str, Any]] = {"changed": {}, "arrays": {}, "generators": {}}
+
+
+def _modules_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Each once, by its first name."""
+    seen: set[nn.Module] = set()
+    return {
+        full_name(key, name): module
+        for key, model in models.items()
+        for name, module in model.named_modules(memo=seen)
+    }
+
+
+def _called(name: str) -> str:
+    return f"the module {name!r}" if name else "the model"
+
+
+def describe(place: Place) -> str:
+    """An attribute in a message."""
+    name, key = place
+    return f"{key} of {_called(name)}"
