@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,10 +29,6 @@ pytest_plugins = ["pytester"]
 settings.register_profile("repeatable", settings(deadline=None, derandomize=True))
 settings.register_profile("search", settings(deadline=None, max_examples=5000, print_blob=True))
 settings.load_profile(os.environ.get("PMSTORE_PROFILE", "repeatable"))
-
-spec = importlib.util.find_spec("torch")
-if spec is not None and spec.origin is None:
-    sys.modules["torch"] = None  # type: ignore[assignment] # torch is not installed: what was found is the folder tests/torch
 
 MEMORY = Path("/dev/shm")
 OURS = f"pmstore-test-{os.getpid()}-"  # other runs may be under way

@@ -20,7 +20,7 @@ import pytest
 
 FILE = Path(__file__).with_suffix(".json")
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
-ALWAYS_QUICK = ("tests/test_style.py", "tests/test_calls.py")
+ALWAYS_QUICK = ("tests/house/test_style.py", "tests/house/test_calls.py")
 QUICK_SECONDS, QUICK_PROCESSOR_SECONDS = 1.0, 0.2
 """The first is generous: it is measured beside other tests."""
 AIM_SECONDS = 120

@@ -42,10 +42,12 @@ class Task:
     hosted: bool = True
 
 
-ASAN_QUICK = "lifetimes lists slots store"
-ASAN_ALL = f"""{ASAN_QUICK} any_array bad_input cli cli_data compact dtypes fork_threads full
-    interrupt kill limits machine processes pymm_upstream repair signals slots_beside values
-    tiers/local tiers/enemy_tiers torch/attach torch/mirrors torch/optim torch/rollback"""
+ASAN_QUICK = "engine/lifetimes objects/lists objects/slots objects/store"
+ASAN_ALL = f"""{ASAN_QUICK} objects/any_array objects/bad_input objects/dtypes objects/values
+    objects/slots_beside engine/fork_threads engine/full engine/interrupt engine/kill engine/limits
+    objects/machine engine/processes engine/repair engine/signals cli/cli cli/cli_data
+    formats/compact shelves/pymm_upstream tiers/local tiers/enemy_tiers training/attach
+    training/mirrors training/optim training/rollback"""
 # The engine is built by gcc. ASan's allocator also stands in for Python's, so that a view or a
 # buffer that outlives its memory is seen. Leaks are not asked for: the interpreter has some. Tests
 # run from build/asan, so that children import that engine, too. Left out: gdb (slow under ASan);
@@ -103,7 +105,7 @@ TASKS = {
     "dcp-kills": Task(
         "saves of two ranks by torch.distributed.checkpoint, killed at each primitive",
         "twenty minutes",
-        "$PY tests/torch/dcp_kills.py",
+        "$PY tests/dcp/dcp_kills.py",
     ),
     "asan-python": Task(
         "tests of Python with an engine under AddressSanitizer: lifetimes, views, containers, "
@@ -123,7 +125,7 @@ TASKS = {
         "twenty minutes",
         "$PY -m pip install --quiet --disable-pip-version-check -c constraints.txt "
         "-e '.[frameworks-all]'\n"
-        "$PY -m pytest tests/frameworks tests/frameworks/slow_*.py\n"
+        "$PY -m pytest tests/plugins tests/plugins/slow_*.py\n"
         "$PY tests/nightly.py upstream-accelerate",
     ),
     "upstream-accelerate": Task(
@@ -135,7 +137,7 @@ TASKS = {
         "pip download --no-deps --no-build-isolation --no-binary accelerate -d $there "
         "accelerate==$version\n"
         "tar -C $there -xzf $there/accelerate-$version.tar.gz\n"
-        "export PYTHONPATH=$PWD/tests/frameworks\n"
+        "export PYTHONPATH=$PWD/tests/plugins\n"
         "cd $there/accelerate-$version\n"
         "$PY -m pytest -q -c /dev/null --rootdir=. -p accelerate_beside "
         "tests/test_state_checkpointing.py",

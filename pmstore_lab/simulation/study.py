@@ -1,8 +1,8 @@
 """The figures that the scheduler has to reach, computed.
 
-`benchmarks/scheduler.py` prints them at full size, `tests/test_simulation.py` asserts them on a
-reduced one. The yardstick is always exact: a policy runs a job in simulated time, and the schedule
-it made is priced by `Segments`, as the optimum is.
+`benchmarks/scheduler.py` prints them at full size, `tests/scheduler/test_simulation.py` asserts
+them on a reduced one. The yardstick is always exact: a policy runs a job in simulated time, and
+the schedule it made is priced by `Segments`, as the optimum is.
 """
 
 from __future__ import annotations

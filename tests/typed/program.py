@@ -1,6 +1,6 @@
 """What users write, with every public name of pmstore, for type checkers: `make lint` has mypy
---strict read it, `make nightly WHAT=types` pyright. Nobody runs it; tests/test_typed.py sees that
-no name is left out, and `assert_type` that what users get has a type."""
+--strict read it, `make nightly WHAT=types` pyright. Nobody runs it; tests/house/test_typed.py sees
+that no name is left out, and `assert_type` that what users get has a type."""
 
 from __future__ import annotations
 

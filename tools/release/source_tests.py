@@ -13,8 +13,9 @@ from tools.release.dist import BUILD, DIST, unpack
 from tools.release.python import environment, install, run
 
 TESTS = (
-    *("test_style", "test_typed", "test_readme", "test_examples", "test_documents"),
-    *("test_crashtest_command", "test_benchmarks", "test_fuzz_formats", "torch/test_dcp_example"),
+    *("house/test_style", "house/test_typed", "house/test_benchmarks"),
+    *("docs/test_readme", "docs/test_examples", "docs/test_documents"),
+    *("cli/test_crashtest_command", "formats/test_fuzz_formats", "dcp/test_dcp_example"),
 )
 
 

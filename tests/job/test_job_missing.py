@@ -1,0 +1,181 @@
+"""Ranks that do not come: the others say which, and why, as soon as it can be known."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
+
+from jobs.server import free_port
+
+import pmstore
+
+PROGRAM = """
+import faulthandler, logging, os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+import pmstore, pmstore.torch
+folder, case, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
+torch.set_num_threads(1)
+logging.basicConfig(level=logging.WARNING, format="LOG %(message)s")
+faulthandler.dump_traceback_later(120, exit=True)
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+faulthandler.cancel_dump_traceback_later()
+rank = dist.get_rank()
+if case == "late" and rank == 2:
+    time.sleep(60)
+torch.manual_seed(1)
+net = torch.nn.Linear(4, 1)
+adam = torch.optim.Adam(net.parameters())
+def told(kind, error, trace):
+    print("permanent", getattr(error, "permanent", None), flush=True)
+    sys.__excepthook__(kind, error, trace)
+
+sys.excepthook = told
+with pmstore.open(f"{folder}/run{rank}.pm", domain="process") as store:
+    job = pmstore.torch.Job(timeout=timeout)
+    run = pmstore.torch.attach(store, model=net, optimizer=adam, job=job, policy=None)
+    for step in run.steps(1000):
+        open(f"{folder}/step{rank}", "w").write(str(step))
+        if case == "in turn" and rank == 2 and step == 5:
+            time.sleep(60)
+        net(torch.ones(3, 4)).sum().backward()
+        if case == "together":
+            dist.all_reduce(net.weight.grad)
+        adam.step()
+        adam.zero_grad()
+        time.sleep(0.05)
+"""
+
+
+class Ranks:
+    def __init__(self, folder: Path, world: int, case: str, timeout: float) -> None:
+        self.folder, port = folder, str(free_port())
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        self.processes = []
+        for rank in range(world):
+            with (folder / f"said{rank}").open("w") as said:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", PROGRAM, str(folder), case, str(timeout)],
+                        env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                        stdout=said,
+                        stderr=said,
+                    )
+                )
+
+    def said(self, rank: int) -> str:
+        return (self.folder / f"said{rank}").read_text()
+
+    def until(self, rank: int, word: str, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while not re.search(word, self.said(rank)):
+            assert time.monotonic() < end, (word, rank, self.said(rank))
+            time.sleep(0.05)
+
+    def trained(self, rank: int, step: int) -> None:
+        end, file = time.monotonic() + 60, self.folder / f"step{rank}"
+        while not (file.exists() and int(file.read_text() or 0) >= step):
+            assert time.monotonic() < end, self.said(rank)
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def started(shm: Path) -> Iterator[list[Ranks]]:
+    made: list[Ranks] = []
+    yield made
+    for one in made:
+        one.end()
+
+
+def test_a_rank_that_cannot_open_its_store(shm: Path, started: list[Ranks]) -> None:
+    """The other hears of it, long before the timeout, also where that rank has torch's store of
+    addresses."""
+    with pmstore.open(shm / "run0.pm"):
+        started.append(ranks := Ranks(shm, 2, "opens", 300))
+        ranks.until(1, "permanent False")
+        ranks.until(1, "PeerLostError: .*: rank 0 .it has ended: StoreLockedError: ")
+        assert ranks.processes[1].wait(20) == 1
+
+
+def test_a_rank_whose_store_will_never_open(shm: Path, started: list[Ranks]) -> None:
+    (shm / "run1.pm").write_bytes(b"something else" * 1000)
+    started.append(ranks := Ranks(shm, 2, "opens", 300))
+    ranks.until(0, "permanent True")
+    ranks.until(0, "PeerLostError: .*: rank 1 .it has ended: NotAStoreError: ")
+    assert ranks.processes[0].wait(20) == 1
+
+
+def test_only_the_ranks_that_are_late_are_named(shm: Path, started: list[Ranks]) -> None:
+    started.append(ranks := Ranks(shm, 3, "late", 12))
+    for rank in range(2):
+        ranks.until(rank, r"LOG rank \d of 3 has waited for 10 seconds: rank 2 did not come")
+        ranks.until(rank, "PeerLostError: .*: rank [012].* is lost, or did not come")
+    assert any("of 3: rank 2 is lost, or did not come" in ranks.said(one) for one in range(2))
+
+
+def test_only_the_rank_that_does_not_commit_is_named(shm: Path, started: list[Ranks]) -> None:
+    started.append(ranks := Ranks(shm, 3, "in turn", 12))
+    for rank in range(2):
+        ranks.until(rank, "LOG rank . of 3 has waited for 10 seconds: rank 2 did not commit")
+        ranks.until(rank, "PeerLostError")
+    assert any("of 3: rank 2 is lost, or did not commit" in ranks.said(one) for one in range(2))
+
+
+def test_a_stopped_rank_is_told_of_while_the_others_wait_elsewhere(
+    shm: Path, started: list[Ranks]
+) -> None:
+    """In a collective of the program's own, whose timeout is longer."""
+    started.append(ranks := Ranks(shm, 3, "together", 4))
+    ranks.trained(1, 3)
+    ranks.processes[2].send_signal(signal.SIGSTOP)
+    for rank in range(2):
+        ranks.until(rank, r"LOG rank \d of 3: rank 2 is lost.* within 4 seconds. The job is over")
+
+
+DIFFERENT = """
+import os, signal, sys, traceback
+import torch, torch.distributed as dist
+import pmstore, pmstore.torch
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    open(f"{sys.argv[1]}/starts", "a").write("1")
+    net = torch.nn.Linear(4 + rank, 1)
+    sgd = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(f"{sys.argv[1]}/run{rank}.pm", domain="process") as store:
+        pmstore.torch.attach(store, model=net, optimizer=sgd, process_group="world")
+"""
+
+
+def test_torchrun_is_told_not_to_repeat_what_no_restart_mends(shm: Path) -> None:
+    """By what docs/DISTRIBUTED.md says."""
+    page = (Path(__file__).parents[2] / "docs/DISTRIBUTED.md").read_text()
+    (ending,) = re.findall(r"```python\n(try:\n    main\(\).*?)```", page, re.DOTALL)
+    (shm / "train.py").write_text(DIFFERENT + "\n" + ending)
+    place = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *place, str(shm / "train.py"), str(shm)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "to start the job again as it is does not help" in done.stderr
+    assert (shm / "starts").read_text() == "11", done.stderr

@@ -1,0 +1,310 @@
+"""Ranks that are stopped, cut off, told to end; jobs that torchrun starts again."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
+
+from jobs.evidence import read_notes
+from jobs.server import JobServer, free_port
+from jobs.trying import Outcome, Try
+from programs.bits import Bits, differences
+
+import pmstore
+from pmstore.torch._job.job import restarts_will_fail
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[JobServer]:
+    with JobServer() as server:
+        yield server
+
+
+@pytest.fixture
+def job(server: JobServer, shm: Path) -> Try:
+    return Try(server, shm, timeout=6)
+
+
+def lost(outcome: Outcome | None, rank: int) -> None:
+    assert outcome is not None
+    assert "PeerLostError" in outcome.kinds, outcome
+    assert f"rank {rank}" in outcome.said
+
+
+@pytest.fixture(scope="module")
+def whole(server: JobServer, tmp_path_factory: pytest.TempPathFactory) -> list[Bits]:
+    """What the job trains, if nothing happens."""
+    job = Try(server, tmp_path_factory.mktemp("whole"))
+    job.right(f"trains:{STEPS}")
+    return job.trained()
+
+
+def goes_on(job: Try, committed: int, whole: list[Bits]) -> None:
+    """Started again, it loses one generation at most, and comes to the right end."""
+    joined = job.right(f"trains:{STEPS}")
+    assert joined[0] == joined[1] >= committed - 1
+    assert job.trained() == whole
+
+
+# ---- SIGSTOP
+
+
+@pytest.mark.parametrize("case", ["trains_slowly", "trains_together"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_for_long(job: Try, case: str, rank: int, whole: list[Bits]) -> None:
+    """The others stay at their last commit, which they hold; nobody waits for ever."""
+    ranks = job.start(f"{case}:{STEPS}")
+    try:
+        job.until(rank, 5)
+        ranks.signal(rank, signal.SIGSTOP)
+        other = 1 - rank
+        outcome = job.raised(other)
+        if case == "trains_slowly":  # else gloo itself may have been first
+            lost(outcome, rank)
+        committed = job.steps(other)[-1]
+        with pmstore.open(job.store(other), mode="r") as store:
+            assert int(store["run/progress"][0]) in (committed, committed + 1)
+            assert store.info().in_doubt
+        ranks.signal(rank, signal.SIGCONT)
+        assert job.raised(rank).kinds
+        assert ranks.wait(60)
+    finally:
+        ranks.end()
+    goes_on(job, committed, whole)
+
+
+def test_a_rank_that_is_stopped_for_short(job: Try, whole: list[Bits]) -> None:
+    """Nobody notices."""
+    job.timeout = 60
+    ranks = job.start(f"trains_slowly:{STEPS}")
+    try:
+        for step in (5, 10):
+            job.until(1, step)
+            ranks.signal(1, signal.SIGSTOP)
+            time.sleep(0.5)
+            ranks.signal(1, signal.SIGCONT)
+        assert ranks.wait(60), job.said()
+    finally:
+        ranks.end()
+    for rank in range(2):
+        outcome = job.outcome(rank)
+        assert outcome is not None
+        assert not outcome.kinds, job.said()
+    assert job.trained() == whole
+
+
+def test_one_rank_is_told_to_end(job: Try, whole: list[Bits]) -> None:
+    """All finish the same step, commit it, and end with status 0."""
+    job.timeout = 60
+    ranks = job.start(f"trains_guarded:{STEPS}")
+    try:
+        job.until(1, 5)
+        ranks.signal(1, signal.SIGTERM)
+        assert ranks.wait(60), job.said()
+    finally:
+        ranks.end()
+    for rank in range(2):
+        outcome = job.outcome(rank)
+        assert outcome is not None
+        assert outcome.kinds[0] == "SystemExit", job.said()
+        assert outcome.said == "0"
+    reached = []
+    for rank in range(2):
+        with pmstore.open(job.store(rank), mode="r") as store:
+            reached.append(int(store["run/progress"][0]))
+            assert not store.info().in_doubt
+    assert 5 < reached[0] == reached[1] < STEPS
+    assert job.right(f"trains_guarded:{STEPS}") == reached
+    assert job.trained() == whole
+
+
+# ---- a partition
+
+
+class Net:
+    """Two network namespaces and a wire between them."""
+
+    def __init__(self) -> None:
+        self.names = [f"pms{os.getpid()}{side}" for side in "ab"]
+        self.wires = [f"pms{os.getpid() % 100_000}{side}" for side in "ab"]
+
+    @property
+    def files(self) -> list[str]:
+        return [f"/run/netns/{name}" for name in self.names]
+
+    def make(self) -> None:
+        for name in self.names:
+            _ip("netns", "add", name)
+        first, second = self.wires
+        _ip("-n", self.names[0], "link", "add", first, "type", "veth", "peer", "name", second)
+        _ip("-n", self.names[0], "link", "set", second, "netns", self.names[1])
+        for number, (name, wire) in enumerate(zip(self.names, self.wires, strict=True), 1):
+            # one name in both, as GLOO_SOCKET_IFNAME names it
+            _ip("-n", name, "link", "set", wire, "name", "wire")
+            _ip("-n", name, "addr", "add", f"10.99.0.{number}/24", "dev", "wire")
+            _ip("-n", name, "link", "set", "wire", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+
+    def cut(self) -> None:
+        """What is under way is lost, and nobody is told."""
+        _ip("-n", self.names[1], "link", "set", "wire", "down")
+
+    def remove(self) -> None:
+        for name in self.names:
+            if Path("/run/netns", name).exists():
+                _ip("netns", "del", name)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    made = Net()
+    try:
+        try:
+            made.make()
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        yield made
+    finally:
+        if shutil.which("ip"):
+            made.remove()
+
+
+def test_a_partition(job: Try, net: Net, whole: list[Bits]) -> None:
+    """Both sides raise, and nothing is lost."""
+    ranks = job.start(
+        f"trains_slowly:{STEPS}",
+        namespaces=net.files,
+        environment={"MASTER_ADDR": "10.99.0.1", "GLOO_SOCKET_IFNAME": "wire"},
+    )
+    try:
+        job.until(0, 5)
+        job.until(1, 5)
+        net.cut()
+        lost(job.raised(0), 1)
+        lost(job.raised(1), 0)
+        assert ranks.wait(60)
+    finally:
+        ranks.end()
+    committed = max(job.steps(0)[-1], job.steps(1)[-1])
+    assert abs(job.steps(0)[-1] - job.steps(1)[-1]) <= 1
+    goes_on(job, committed, whole)
+
+
+# ---- torchrun
+
+NAME = "data-parallel-adamw-2"
+
+
+@pytest.fixture(scope="module")
+def results(server: JobServer, tmp_path_factory: pytest.TempPathFactory) -> list[Bits]:
+    """What each rank of the job returns if nobody is killed."""
+    folder = tmp_path_factory.mktemp("results")
+    given = [[NAME, str(folder), {"domain": "process"}]] * 2
+    ranks = server.start("life:live", folder, given)
+    assert ranks.wait(120)
+    return [pickle.loads((folder / f"result{rank}").read_bytes()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("shared", "restarts", "fail"),
+    [("True", "3", True), ("False", "3", False), ("True", "0", False)],
+)
+def test_torchrun_whose_restarts_will_fail(shared: str, restarts: str, fail: bool) -> None:
+    told = {"TORCHELASTIC_USE_AGENT_STORE": shared, "TORCHELASTIC_MAX_RESTARTS": restarts}
+    assert restarts_will_fail(told) is fail
+    assert not restarts_will_fail({})
+
+
+def torchrun(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """One agent, for the ranks of one node."""
+    command = [sys.executable, "-m", "torch.distributed.run", *words, "--max-restarts", "4"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "OMP_NUM_THREADS": "1",
+        # else a restarted job meets addresses of processes that are gone
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    with (folder / f"said{len(list(folder.glob('said*')))}").open("w") as said:
+        return subprocess.Popen(
+            [*command, "-m", "jobs.life", NAME, str(folder)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+        )
+
+
+# By rank and start: in a step, then in attach.
+KILLS = {
+    "1.0": {"domain": "process", "unit": "moment", "at": 75},
+    "0.1": {"domain": "process", "unit": "joining", "at": 900},
+}
+
+
+def plan(folder: Path, kills: dict[str, object]) -> None:
+    (folder / "plans").write_text(json.dumps({"any": {"domain": "process"}, **kills}))
+
+
+def wait_for(agents: list[subprocess.Popen[str]], folder: Path) -> None:
+    try:
+        for agent in agents:
+            agent.wait(240)
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGTERM)  # the agent ends its ranks
+                agent.wait(60)
+    said = "\n".join(file.read_text()[-3000:] for file in sorted(folder.glob("said*")))
+    assert [agent.returncode for agent in agents] == [0] * len(agents), said
+
+
+def check_lives(folder: Path, results: list[Bits], kills: int) -> None:
+    notes = [read_notes(folder, rank, 0) for rank in range(2)]
+    by_term: dict[int, set[object]] = {}
+    for one in notes:
+        for joined in one.joined:
+            by_term.setdefault(joined.term, set()).add(joined)
+    assert len(by_term) >= 2
+    assert all(len(places) == 1 for places in by_term.values()), by_term
+    # the agent may start the others a second time: one that failed as its peer did, a little later
+    assert kills + 1 <= notes[0].joining <= 2 * kills + 1
+    for rank, one in enumerate(notes):
+        assert one.result is not None
+        assert not differences(results[rank], one.result)
+
+
+def test_torchrun_starts_the_ranks_again(shm: Path, results: list[Bits]) -> None:
+    plan(shm, KILLS)
+    wait_for([torchrun(shm, "--standalone", "--nproc-per-node", "2")], shm)
+    check_lives(shm, results, 2)
+
+
+def test_two_nodes(shm: Path, results: list[Bits]) -> None:
+    """An agent for each, on one machine: a rank's death restarts the ranks of both."""
+    plan(shm, {"1.0": KILLS["1.0"]})
+    node = [
+        *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "job", "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
+    ]
+    wait_for([torchrun(shm, *node) for _ in range(2)], shm)
+    check_lives(shm, results, 1)
