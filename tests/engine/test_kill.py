@@ -18,7 +18,7 @@ SEED = 20261121
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent.parent)]) as made:
+    with ForkServer([str(Path(__file__).parent), str(Path(__file__).parents[1])]) as made:
         yield made
 
 

@@ -236,7 +236,7 @@ def test_a_file_that_a_killed_creator_left_is_removed(shm: Path) -> None:
     from pmstore.testing import ForkServer
 
     path = shm / "run.pm"
-    with ForkServer([str(Path(__file__).parent.parent)]) as server:
+    with ForkServer([str(Path(__file__).parent), str(Path(__file__).parents[1])]) as server:
         for kill_at in (1, 2, 3):
             server.run("workloads:steps", [str(path), "file", 1, 1], kill_at=kill_at)
             assert len(leftovers(shm)) == 1

@@ -34,7 +34,7 @@ NEVER = 1 << 40
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent.parent)]) as server:
+    with ForkServer([str(Path(__file__).parent), str(Path(__file__).parents[1])]) as server:
         yield server
 
 

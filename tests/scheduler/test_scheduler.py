@@ -528,7 +528,9 @@ def test_history_of_failures_outlives_roll_backs_and_kills(shm: Path) -> None:
         assert (sum(hazard.failures), hazard.exposure_seconds) == (0, 1000.0)
         again = HazardModel(store)  # a second one in the same opening sees no failure either
         assert sum(again.failures) == 0
-    with ForkServer(search_path=[str(Path(__file__).parent.parent)]) as server:
+    with ForkServer(
+        search_path=[str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    ) as server:
         for kills in (1, 2, 3):
             assert server.run("test_scheduler:_dies", [str(path), kills == 3]).killed
             with pmstore.open(path) as store:

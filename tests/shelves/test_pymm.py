@@ -642,7 +642,7 @@ def work(ack: Callable[[int], None], folder: str, in_transaction: bool) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent.parent)]) as made:
+    with ForkServer([str(Path(__file__).parent), str(Path(__file__).parents[1])]) as made:
         yield made
 
 
