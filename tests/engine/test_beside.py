@@ -156,7 +156,7 @@ def test_readers_that_are_killed_or_stopped(shm: Path, writer: Writer) -> None:
 
     def reader() -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", READER, str(path), str(Path(__file__).parent.parent)],
+            [sys.executable, "-c", READER, str(path), str(Path(__file__).parent)],
             stdout=subprocess.PIPE,
             text=True,
         )

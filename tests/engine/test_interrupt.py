@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
+from interrupter import Interrupter
 
 import pmstore
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt, or calls another signal handler, before the n-th bytecode that runs
-    under `run`, in any Python frame."""
-
-    def __init__(self, at: int, handler: Callable[[], object] = interrupt) -> None:
-        self.at = at
-        self.seen = 0
-        self.handler = handler
-
-    def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        if frame.f_code.co_name in ("remove", "_remove"):
-            # callbacks of weak references: Python can only report an exception there, not raise it
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.seen += 1
-            if self.seen == self.at:
-                self.handler()
-        return self.trace
-
-    def run(self, work: Callable[[], None]) -> bool:
-        """Whether it was interrupted."""
-        before = sys.gettrace()
-        sys.settrace(self.trace)
-        try:
-            work()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-        return self.seen >= self.at
 
 
 def at_every_bytecode(work: Callable[[], None], verify: Callable[[], None]) -> int:

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from test_repair import PAGE, crc32c
+from typer.testing import CliRunner
 
 import pmstore
+from pmstore.commands.program import app
 
 MOST_STORES = 64
 BOOT_ID = slice(16, 32)
@@ -196,18 +198,17 @@ def test_a_copy_of_a_crashed_store(shm: Path, domain: Any) -> None:
 
 
 def test_the_command_line_names_the_remedy_of_a_copy(shm: Path) -> None:
-    from test_cli import run
-
     path, copy = shm / "store.pm", shm / "copy.pm"
     killed_writer(path, "process")
     torn = bytearray(path.read_bytes())
     # the writer was far ahead when the end was read
     torn[-PAGE + 8 : -PAGE + 16] = struct.pack("<Q", 1000 << 40)
     copy.write_bytes(torn)
-    refused = run("info", copy)
+    refused = CliRunner().invoke(app, ["info", str(copy)])
     assert refused.exit_code == 1
     assert "copy it again" in refused.stderr
-    assert run("repair", copy, "--yes", "--no-backup").exit_code == 0
+    repaired = CliRunner().invoke(app, ["repair", str(copy), "--yes", "--no-backup"])
+    assert repaired.exit_code == 0
     with pmstore.open(copy) as store:
         assert store["x"] == 1
 

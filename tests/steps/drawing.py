@@ -136,8 +136,12 @@ def _with_options(chance: random.Random, loop: Loop) -> Loop:
 
 
 def _more(loops: tuple[Loop, ...]) -> tuple[Loop, ...]:
-    """The same, and the last loop that is not by hand goes on."""
+    """The same, and the last loop that is not by hand goes on. Behind it none begins (steps by hand
+    are all done), so that it would go on at the next start if it were left by break."""
     last = max((i for i, one in enumerate(loops) if one.kind != "hand"), default=None)
     return tuple(
-        replace(one, n=one.n + 2) if number == last else one for number, one in enumerate(loops)
+        replace(one, n=one.n + 2, breaks=one.breaks and one.kind == "epochs")
+        if number == last
+        else one
+        for number, one in enumerate(loops)
     )

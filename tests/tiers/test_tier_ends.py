@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from test_interrupt import Interrupter
+from interrupter import Interrupter
 from tier_helpers import CHUNK, restored
 
 import pmstore
