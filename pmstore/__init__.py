@@ -8,17 +8,30 @@
             w += 1
             store["step"] = 1
 
-What else there is, imported when it is used:
+The names of this package. `help(pmstore.Store)` says all of `Store`, and so for each:
 
-    pmstore.torch.attach     a training run as one commit: model, optimizer, scheduler, loader,
-                             generators (needs torch)
+    open                     makes a store, or opens it
+    Store                    arrays, tensors, values, transactions, roll backs, tiers
+    Group, List, Slots       what a store holds beside arrays and values
+    Transaction, Entry       `with store.transaction()`; one name of a group
+    Info, Recovery, Stats, CheckReport, SegmentUsage
+                             what a store says of itself
+    compact, Compaction      makes the file smaller
+    TierConfig               a tier of a store (`Store.add_tier`): committed state flows to disks
+                             and object stores in the background
+    epochs, restore          lists what a tier has; makes a store of it
+    errors                   all of them; each is a `PmstoreError`, and says what to do
+
+Modules, imported when they are used:
+
+    pmstore.torch            attach: a training run as one commit, of model, optimizer, scheduler,
+                             loader, generators (needs torch)
     pmstore.torch.optim      AdamW, Adam, SGD that write the next version beside the committed one:
                              no copy at a commit
     pmstore.dcp              storage for torch.distributed.checkpoint; runs read as checkpoints
     pmstore.integrations     Lightning, Hugging Face, Accelerate, Ray, scikit-learn, JAX
     pmstore.scheduler        when to commit, and to which tier: learned while the job runs
-    Store.add_tier, restore  committed state flows to disks and object stores in the background, and
-                             back (pmstore.tiers)
+    pmstore.tiers            flushes, epochs, places that a tier can lie in
     pmstore.pymm             for programs written for PyMM
     pmstore.exchange         safetensors and npz, in and out
     pmstore.portable         a whole store as one file
@@ -26,10 +39,11 @@ What else there is, imported when it is used:
                              pmstore crashtest
     pmstore_lab.simulation   commit policies in simulated time, against the exact optimum
 
-All errors are `PmstoreError`s; each says what to do. docs/ARCHITECTURE.md tells how it works.
+The documents begin in docs/index.md of the repository: a tutorial, how-tos, the rules of training
+runs, the reference. docs/ARCHITECTURE.md tells how it works.
 """
 
-from pmstore._base.lazy_imports import door, is_there
+from pmstore._base.lazy_imports import brief, door, is_there
 from pmstore._base.version import VERSION
 
 TYPE_CHECKING = False  # as typing's flag is: typing takes longer to import than all of this
@@ -122,10 +136,11 @@ __all__ = [
     "torch",
 ]
 
+_public = list(__all__)
 if not TYPE_CHECKING:  # to type checkers it would make any name one of ours
-    if not is_there("torch"):  # help() and import * look at all that is here
-        __all__ = [name for name in __all__ if name not in ("dcp", "torch")]
-    __getattr__ = door(
+    if not is_there("torch"):  # dir() and import * look at all that is here
+        _public = [name for name in _public if name not in ("dcp", "torch")]
+    _find = door(
         "pmstore",
         {
             "pmstore._engine._binding": ("Transaction",),
@@ -149,7 +164,9 @@ if not TYPE_CHECKING:  # to type checkers it would make any name one of ours
         },
         ("dcp", "errors", "exchange", "portable", "pymm", "scheduler", "testing", "tiers", "torch"),
     )
+    __getattr__ = brief(_find, _public)
+    del __all__  # it is asked for there
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_public)

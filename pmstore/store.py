@@ -50,10 +50,11 @@ class Store(Group):
     The store is always inside a transaction, as a DB-API connection is: what was written since the
     last commit is uncommitted, and undone by `rollback`, by `close` and by a crash.
 
-    Leaving `with pmstore.open(...) as store:` commits, also by `sys.exit(0)`; an exception rolls
-    back. Where a training run is attached (`pmstore.torch.attach`), an exit, and leaving in the
-    middle of a step, roll back too, with a warning that says what is lost. TransactionError, with
-    the store closed: a transaction block was open, and is rolled back (see `transaction`).
+    Leaving `with pmstore.open(...) as store:` normally commits. An error, Ctrl-C or an exit, with
+    any status, takes back what is pending. Where a training run is attached
+    (`pmstore.torch.attach`), so does leaving in the middle of a step, and it raises.
+    TransactionError, with the store closed: a transaction block was open, and is rolled back (see
+    `transaction`).
 
     One process may have a file open for writing. In it, many threads and tasks may write;
     transaction blocks take turns.
@@ -83,6 +84,7 @@ class Store(Group):
 
     @property
     def closed(self) -> bool:
+        """Whether the store was closed, by `close` or by leaving its `with`."""
         return self._core.pool.handle.closed
 
     @property

@@ -8,7 +8,8 @@
  * I6 a block freed in a transaction is reused only after it committed, and never while it is
  * pinned (a view of it lives). A
  *    block born and freed in one transaction may be reused at once.
- * Free extents are merged in the index only; on the medium neighbours may both be FREE. */
+ * Free extents are merged in the index only; on the medium neighbours may both be FREE. They keep
+ * their pages on the disk: a full disk might refuse others. */
 #ifndef PMS_HEAP_HEAP_H
 #define PMS_HEAP_HEAP_H
 

@@ -6,7 +6,24 @@
  * live page before a commit of it is durable, and with that commit it is bare no more.
  *
  * Nobody's capture is bare while a snapshot is open, which reads pre-images from the log, nor in a
- * store that holds versions, whose log outlives its commit. */
+ * store that holds versions, whose log outlives its commit. Nor are hot ranges, nor what the engine
+ * captures: they lie in pages that were written before. A page that was written in this session is
+ * home only when the journal's thread has written it, and a roll back may neither wait for that nor
+ * fail: so it is copied.
+ *
+ * Who needs pre-images, and what each does about bare pages:
+ *
+ *   roll back        drops the pages from memory: they are the file's again, and their next
+ *                    capture is bare too. Nothing is read, so it cannot fail. A disk that later
+ *                    fails to give the page back ends its reader with SIGBUS
+ *   second capture   finds them prepared. After the commit they are the process's own, and copied
+ *   snapshot         one that is opened in the transaction first has them filled (below). A read
+ *                    that fails refuses the snapshot
+ *   pms_written      reads them from home to compare. A read that fails is an error
+ *   commit, journal  write pages, not pre-images
+ *   fork child       is given a copy before home changes (journal/readers.h). What the parent
+ *                    drops is the parent's alone
+ *   recovery         meets none: a log in memory dies with its process */
 #ifndef PMS_LOG_BARE_H
 #define PMS_LOG_BARE_H
 

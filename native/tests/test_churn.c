@@ -3,7 +3,7 @@
  * operations; PMS_CHURN_OPS asks for more or less.
  *
  * PMS_CHURN_GROW=MiB instead lets a store of 64 MiB grow by itself while so much is live, and
- * says how large it got (docs/ARCHITECTURE.md, Allocation); PMS_CHURN_LARGEST=bits: blocks of
+ * says how large it got (docs/EXPERIMENTS.md, Growth); PMS_CHURN_LARGEST=bits: blocks of
  * less than two to so many bytes (26). */
 #include <stdio.h>
 #include <stdlib.h>

@@ -47,3 +47,21 @@ def door(
                 setattr(sys.modules[package], name, there[name])
 
     return find
+
+
+def brief(find: Callable[[str], object], public: list[str]) -> Callable[[str], object]:
+    """Makes a `__getattr__` that also answers what `__all__` is, to all but pydoc. pydoc would
+    describe every name in it: `help` of the package had thousands of lines. Without `__all__` it
+    shows the docstring, which says where the rest is.
+
+    find: the package's `__getattr__` for all other names.
+    """
+
+    def get(name: str) -> object:
+        if name != "__all__":
+            return find(name)
+        if sys._getframe(1).f_code.co_name == "docmodule":
+            raise AttributeError(name)
+        return public
+
+    return get

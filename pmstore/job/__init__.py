@@ -2,9 +2,11 @@
 
 board.py         what they say of themselves beside it: how far each has come, why one ended
 peers.py         the ranks, over a gloo group of their own: gather, tickets
-generations.py   what a rank's store can produce; the newest that all can
-records.py       what is read of them without the program
 ticket.py        what ranks tell each other after a commit
 meetings.py      at which steps they do, and what they agree on for the next one
 membership.py    this rank's part in the job while its run trains
+
+What stores say of generations is in `pmstore/objects/generations.py` and `job_record.py`; how ranks
+join is in `pmstore/torch/_job/join.py`. docs/DISTRIBUTED.md says how it works.
+`crashtests/protocol.py` tries all interleavings of the protocol.
 """

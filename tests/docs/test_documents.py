@@ -93,6 +93,14 @@ def test_words_of_the_glossary_have_one_entry_and_one_place() -> None:
         assert all((ROOT / place).exists() for place in places), word
 
 
+def test_the_architecture_is_one_page() -> None:
+    """What a page or a source file says already is linked there."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    (rooms,) = re.findall(r"^native: (.*)$", (ROOT / "LAYERS").read_text(), re.MULTILINE)
+    assert [room for room in rooms.split() if f"| `{room}/` |" not in text] == []
+
+
 def headings(document: Path) -> set[str]:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)

@@ -1,9 +1,12 @@
-"""The program that type checkers read has every public name, and `dir` shows the same."""
+"""The program that type checkers read has every public name, `dir` shows the same, and `help` fits
+on three screens."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import pydoc
+import re
 from pathlib import Path
 
 import pytest
@@ -39,3 +42,18 @@ def test_the_typed_program_uses_every_public_name() -> None:
 
 def test_dir_shows_what_is_public() -> None:
     assert dir(pmstore) == sorted(pmstore.__all__)
+
+
+def test_help_fits_on_three_screens_and_names_what_is_public() -> None:
+    told = pydoc.plain(pydoc.render_doc(pmstore))
+    assert len(told.splitlines()) <= 120
+    words = set(re.findall(r"\w+", told.partition("PACKAGE CONTENTS")[0]))
+    errors = {name for name in pmstore.__all__ if name.endswith("Error")}
+    assert {*pmstore.__all__} - errors - {"__version__"} - words == set()
+    assert errors <= {*dir(pmstore.errors)}  # `errors` stands for all of them
+
+
+def test_import_of_all_names() -> None:
+    names: dict[str, object] = {}
+    exec("from pmstore import *", names)
+    assert names.keys() >= {*pmstore.__all__}

@@ -2,7 +2,7 @@
 
     python -m tests.jobs                  all of them: minutes, progress, and a table at the end
     python -m tests.jobs local every      those whose names contain one of the words
-    pytest tests/test_job_*.py             a short choice; bad input; stopped ranks, partitions
+    pytest tests/job/test_job_*.py         a short choice; bad input; stopped ranks, partitions
 
 Each job is run once without disturbance. Then its ranks are killed by SIGKILL, again and again, and
 after each kill the job is started again on what is left, by hand or by torchrun. `harness.py` does
