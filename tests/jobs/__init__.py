@@ -1,7 +1,7 @@
 """Jobs of several ranks as people write them, whose ranks are killed, stopped and cut off.
 
-    python -m tests.jobs                  all of them: minutes, progress, and a table at the end
-    python -m tests.jobs local every      those whose names contain one of the words
+    python -m crashtests --kind jobs                  all of them, in each domain: minutes
+    python -m crashtests --kind jobs --only local     those whose names contain the word
     pytest tests/test_job_*.py             a short choice; bad input; stopped ranks, partitions
 
 Each job is run once without disturbance. Then its ranks are killed by SIGKILL, again and again, and
