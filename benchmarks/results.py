@@ -171,7 +171,9 @@ def _section(answer: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]
     for why, methods in absent.items():
         words += f" Not measured everywhere: {'; '.join(methods)} ({why})."
     head = f"## {answer['question']}: {answer['title']}"
-    return [head, *_wrapped(words), "", *summary.table(answer, answers)]
+    about = " ".join(f"`{name}`" for name in QUESTIONS[answer["question"]].about)
+    measured = f"Measured at {answer['commit'][:7]}: {about}."
+    return [head, measured, *_wrapped(words), "", *summary.table(answer, answers)]
 
 
 def report() -> Path:

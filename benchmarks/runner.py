@@ -40,37 +40,45 @@ REPORT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """seconds, quick_seconds: its share of a run. It makes as many rounds as fit in it."""
+    """seconds, quick_seconds: its share of a run. It makes as many rounds as fit in it. rooms: of
+    pmstore, whose speed it is about, beside the engine's; spaces between them."""
 
     name: str
     seconds: float
     quick_seconds: float
+    rooms: str
+
+    @property
+    def about(self) -> list[str]:
+        """Files and folders: when they change, figures are stale."""
+        rooms = [f"pmstore/{room}" for room in self.rooms.split()]
+        return ["native", *rooms, f"benchmarks/{self.name}.py"]
 
     def share(self, quick: bool) -> float:
         return self.quick_seconds if quick else self.seconds
 
 
 _SHARES = {
-    "iterations": (200, 8),
-    "kills": (110, 10),
-    "engine": (40, 18),
-    "training": (135, 8),
-    "small_steps": (50, 10),
-    "slots": (48, 6),
-    "restart": (222, 14),
-    "growth": (78, 6),
-    "scale": (60, 20),
-    "key_value": (8, 5),
-    "containers": (28, 4),
-    "instructions": (10, 10),
-    "scheduler": (170, 8),
-    "scheduler_kills": (110, 10),
-    "tiers": (106, 8),
-    "beside": (60, 10),
-    "job_commits": (60, 12),
-    "job_restart": (120, 25),
-    "frameworks": (120, 30),
-    "checkpoints": (150, 20),
+    "iterations": (200, 8, "objects"),
+    "kills": (110, 10, "objects"),
+    "engine": (40, 18, ""),
+    "training": (135, 8, "torch"),
+    "small_steps": (50, 10, "torch"),
+    "slots": (48, 6, "objects torch"),
+    "restart": (222, 14, "torch"),
+    "growth": (78, 6, "objects"),
+    "scale": (60, 20, "objects tiers"),
+    "key_value": (8, 5, "objects"),
+    "containers": (28, 4, "objects"),
+    "instructions": (10, 10, ""),
+    "scheduler": (170, 8, "scheduler"),
+    "scheduler_kills": (110, 10, "scheduler torch"),
+    "tiers": (106, 8, "tiers"),
+    "beside": (60, 10, "objects"),
+    "job_commits": (60, 12, "job torch"),
+    "job_restart": (120, 25, "job torch"),
+    "frameworks": (120, 30, "integrations torch"),
+    "checkpoints": (150, 20, "dcp"),
 }
 QUESTIONS = {name: Question(name, *seconds) for name, seconds in _SHARES.items()}
 

@@ -1,7 +1,10 @@
 """Runs the crash tests.
 
-    python -m crashtests                     quick: what `make nightly WHAT=crashtest` runs
-    python -m crashtests --only write_small --model ii --seed 7
+    python -m crashtests                           images, kills, faults of all workloads
+    python -m crashtests --only write_small --model ii
+    python -m crashtests --seed 123                one case of any crash test: the number draws it
+    python -m crashtests --kind steps --seed 116   one case of that kind
+    python -m crashtests --kind steps              as many as a run has
 
 Exit code 1 if anything failed, 130 if it was interrupted. The report is written either way.
 """
@@ -9,12 +12,13 @@ Exit code 1 if anything failed, 130 if it was interrupted. The report is written
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 
 from rich.console import Console
 
-from crashtests import built, campaign, jobs
+from crashtests import built, campaign, cases, jobs
 from crashtests.report import Report, commit_id
 
 INTERRUPTED = 130
@@ -36,10 +40,7 @@ def say(report: Report, models: tuple[str, ...]) -> None:
         )
     print(f"{report.seconds:.0f} s{', interrupted' if report.interrupted else ''}; report: {path}")
     if report.failures:
-        print(
-            f"FAILED: {report.failures} failures; seed {report.seed}, commit {commit_id()}; images "
-            f"in {jobs.KEPT}"
-        )
+        print(f"FAILED: {report.failures} failures; commit {commit_id()}; images in {jobs.KEPT}")
 
 
 def main() -> int:
@@ -49,12 +50,16 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--seed", type=int, default=usual.seed)
+    parser.add_argument("--kind", choices=cases.KINDS)
+    parser.add_argument("--seed", type=int, help="of a case")
+    parser.add_argument("--cases", type=int, help="from that seed on; default: one")
+    parser.add_argument("--size", type=int, help="of a case")
+    parser.add_argument("--seconds", type=float, help="then no further case begins")
     parser.add_argument(
         "--images", type=int, default=usual.images, help="distinct images to check per model"
     )
     parser.add_argument("--model", action="append", choices=campaign.MODELS, help="default: all")
-    parser.add_argument("--only", action="append", default=[], help="workload")
+    parser.add_argument("--only", action="append", default=[], help="workload; words of a case")
     parser.add_argument(
         "--kill-step", type=int, default=usual.kill_step, help="kill at every nth primitive"
     )
@@ -66,11 +71,24 @@ def main() -> int:
     )
     parser.add_argument("--cores", type=int, default=usual.cores, help="0: all")
     a = parser.parse_args()
+    built.extension()
+    if a.kind or a.seed is not None:
+        count = a.cases or (None if a.seed is None else 1)
+        workers = a.cores or os.cpu_count() or 1
+        return cases.run(
+            cases.Settings(a.kind, a.seed or 0, count, a.size, a.seconds, tuple(a.only), workers)
+        )
     models = tuple(a.model or usual.models)
     settings = campaign.Settings(
-        models, a.images, a.seed, tuple(a.only), a.kill_step, a.fault_step, a.stop_after, a.cores
+        models,
+        a.images,
+        usual.seed,
+        tuple(a.only),
+        a.kill_step,
+        a.fault_step,
+        a.stop_after,
+        a.cores,
     )
-    built.extension()
     # also where a shell's background job would ignore the first
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shlex
 import threading
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from crashtests import jobs, training
+from crashtests import cases, jobs, training
 from crashtests.report import Report
 
 # In which domains a model means something. Prefixes cover every domain: a process may die in each
@@ -132,7 +134,7 @@ class Display:
                 f"({outcome.job.model or outcome.job.mode}) {outcome.job.workload} "
                 f"{outcome.job.domain}"
             )
-            self.say(f"FAILED {where}: {json.dumps(failure)}")
+            self.say(f"FAILED {where}: {json.dumps(failure)}\nagain: {failure['again']}")
 
 
 def run(settings: Settings, console: Console) -> Report:
@@ -176,6 +178,8 @@ def _run_chains(
         old.unlink()
 
     def done(outcome: jobs.Outcome) -> None:
+        for failure in outcome.failures:
+            failure["again"] = again(outcome.job)
         report.outcomes.append(outcome)
         display.failed(outcome)
 
@@ -198,3 +202,64 @@ def _detect(report: Report, console: Console) -> None:
             markup=False,
             highlight=False,
         )
+
+
+# ---- a job of it as a case ----
+
+
+def _jobs(kind: str, seed: int, size: int) -> list[jobs.Job]:
+    """All that a campaign with that seed has of one kind, in the order of their cases."""
+    models = tuple(MODEL_DOMAINS) if kind == "images" else (kind[:-1],)
+    settings = Settings(models, seed=seed, kill_step=size, fault_step=size)
+    chains = plan(settings, jobs.workloads(jobs.build()), list(training.PROGRAMS))
+    found = [job for chain in chains for job in chain.jobs]
+    if kind == "images":
+        found = [replace(job, options=job.options | {"budget": size}) for job in found]
+    return found
+
+
+def again(job: jobs.Job) -> str:
+    """The command that does it alone."""
+    kind = job.mode if job.mode == "images" else f"{job.mode}s"
+    size = job.options["budget" if job.mode == "images" else "step"]
+    every = _jobs(kind, seed := job.options["seed"], size)
+    (number,) = (i for i, one in enumerate(every) if one.key() == job.key())
+    return cases.command(kind, seed * len(every) + number, size)
+
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _record() -> None:
+    if not training.available():
+        raise ModuleNotFoundError("it needs torch and cffi")
+    training.record()
+
+
+def _kind(kind: str, size: int, of: str) -> cases.Kind:
+    def draw(seed: int, size: int) -> tuple[str, jobs.Job]:
+        every = _jobs(kind, 0, size)
+        job = _jobs(kind, seed // len(every), size)[seed % len(every)]
+        return shlex.join(job.command(Path("build/crashtest/crash"))), job
+
+    def examine(job: jobs.Job, size: int, runner: jobs.Runner) -> cases.Found:
+        if job.workload.startswith("train_"):
+            with _lock:
+                _record()
+        outcome = runner.run(job)
+        return cases.Found(Counter(outcome.result), list(map(json.dumps, outcome.failures)))
+
+    return cases.Kind(
+        size,
+        of,
+        lambda: len(_jobs(kind, 0, size)),
+        draw,
+        examine,
+        lambda: jobs.Runner(jobs.build(), cores=1),
+    )
+
+
+IMAGES = _kind("images", 500, "images")
+KILLED = _kind("kills", 31, "primitives from kill to kill")
+FAULTS = _kind("faults", 17, "system calls from failure to failure")

@@ -1,9 +1,8 @@
 """Files from strangers, damaged and forged: dumps, npz, safetensors, manifests of tiers.
 
-    python -m crashtests.formats --seconds 600 --seed 7        # all four, ten minutes together
-    python -m crashtests.formats dump --case 7:123             # one case again
+    python -m crashtests --kind formats --cases 1000 --seconds 600
 
-A case is a file that was sound: bytes of it are flipped, cut or doubled; or it is taken apart, some
+Each is a file that was sound: bytes of it are flipped, cut or doubled; or it is taken apart, some
 fields are replaced by what an enemy might write, and it is put together again with right checksums.
 Reading it must give a sound store or a PmstoreError. The peak of memory hardly rises, and nothing
 is left beside the store.
@@ -11,7 +10,6 @@ is left beside the store.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import copy
@@ -19,12 +17,11 @@ import io
 import json
 import random
 import struct
-import sys
 import tempfile
-import time
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ import msgpack
 import numpy as np
 
 import pmstore
+from crashtests import cases
 from pmstore import tiers
 from pmstore._engine.snapshot import checksum
 from pmstore.errors import PmstoreError
@@ -345,55 +343,29 @@ def peak_mib() -> int:
     )
 
 
-def fuzz(kind: str, seed: int, cases: range, seconds: float) -> dict[str, int]:
-    """Counts of what came of the cases. Raises what a reader should not have raised, after telling
-    how to have it again."""
-    counts: dict[str, int] = {}
+def fuzz(drawn: tuple[str, int], size: int, _: None) -> cases.Found:
+    """So many files of one format. Raises what a reader should not have raised."""
+    kind, seed = drawn
+    counts = Counter[str]()
     with contextlib.suppress(ModuleNotFoundError):
         import torch  # else the first case that has a tensor would take its memory  # noqa: F401
     before = peak_mib()
-    end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="pmstore-formats-", dir="/dev/shm") as place:
         room = Path(place)
         (room / "sound").mkdir()
         made = FORMATS[kind](room / "sound")
-        for number in cases:
-            if time.monotonic() > end:
-                break
-            try:
-                told = one_case(made, made.case(random.Random(f"{kind}:{seed}:{number}")), room)
-            except BaseException:
-                print(
-                    f"again: python -m crashtests.formats {kind} --case {seed}:{number}",
-                    file=sys.stderr,
-                )
-                raise
-            counts[told] = counts.get(told, 0) + 1
+        for number in range(size):
+            data = made.case(random.Random(f"{kind}:{seed}:{number}"))
+            counts[one_case(made, data, room)] += 1
             if peak_mib() > before + ALLOWED_MIB:
-                raise MemoryError(f"{kind} --case {seed}:{number}: {peak_mib()} MiB")
-    return counts
+                raise MemoryError(f"file {number}: {peak_mib()} MiB")
+    return cases.Found(counts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("kinds", nargs="*", metavar="|".join(FORMATS))
-    parser.add_argument("--cases", type=int, default=1 << 40, help="of each")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of all together")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", help="SEED:NUMBER, this one alone")
-    chosen = parser.parse_args()
-    kinds = chosen.kinds or list(FORMATS)
-    cases = range(chosen.cases)
-    if chosen.case:
-        chosen.seed, number = map(int, chosen.case.split(":"))
-        cases = range(number, number + 1)
-    for kind in kinds:
-        counts = fuzz(kind, chosen.seed, cases, chosen.seconds / len(kinds))
-        told = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-        print(f"{kind}: {sum(counts.values())} cases: {told}; peak {peak_mib()} MiB", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+CASES = cases.Kind(
+    500,
+    "files",
+    lambda: len(FORMATS),
+    lambda seed, size: (" ".join(map(str, d := cases.turn(list(FORMATS), seed))), d),
+    fuzz,
+)

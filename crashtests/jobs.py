@@ -7,7 +7,6 @@ import fcntl
 import functools
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -37,6 +36,10 @@ class Job:
     domain: str
     model: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+
+    def key(self) -> tuple[str, ...]:
+        """Which one of a campaign it is."""
+        return self.mode, self.workload, self.domain, self.model
 
     def command(self, program: Path) -> list[str]:
         """What the job does follows from these words alone; where it may write, and what others
@@ -207,7 +210,6 @@ class Runner:
                 done = said["progress"]
             elif "failure" in said:
                 symbolise(self.program, said["failure"])
-                said["failure"]["command"] = shlex.join(job.command(self.program))
                 outcome.failures.append(said["failure"])
             else:
                 outcome.result = said["result"]

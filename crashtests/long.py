@@ -61,10 +61,8 @@ class Progress:
         self.seconds += report.seconds
         self.detector = report.detector or self.detector
         for new in report.outcomes:
-            job = jobs.Job(new.job.mode, new.job.workload, new.job.domain, new.job.model)
-            old = self.outcomes.setdefault(
-                " ".join((job.mode, job.workload, job.domain, job.model)), jobs.Outcome(job, {}, [])
-            )
+            job = jobs.Job(*new.job.key())
+            old = self.outcomes.setdefault(" ".join(job.key()), jobs.Outcome(job, {}, []))
             old.failures += new.failures
             for key, value in new.result.items():
                 old.result[key] = old.result.get(key, 0) + value

@@ -1,26 +1,26 @@
 """Mixtures of operations that Hypothesis makes: arrays, values, lists, slots, groups, flushes,
 blocks, roll backs, reopening.
 
-    python -m crashtests.mixtures --examples 40 --seed 1
+    python -m crashtests --kind mixtures --size 40
     build/crashtest/crash images --workload script --script "a1,300 c0,0" ...    one of them again
 
 Each is run as a workload is: recorded, crashed under the models (i) to (iii), and every image
-checked. One that fails is shrunk to the shortest that does. Exit code 1 then.
-"""
+checked. One that fails is shrunk to the shortest that does."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+from collections import Counter
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from crashtests import jobs
-from crashtests.report import commit_id, leave
+from crashtests import cases, jobs
+from crashtests.report import leave
 
 UNDER = (("i", "process"), ("ii", "emulated"), ("iii", "file"))
+IMAGES = 100
+"""Of each, per model."""
 LETTERS = "advwmekDlsSgfcrbBo"
 """What they mean: crashtests/native/script.c."""
 
@@ -90,32 +90,17 @@ def run(examples: int, budget: int, number: int) -> Tally:
     return tally
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m crashtests.mixtures",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    parser.add_argument("--examples", type=int, default=20)
-    parser.add_argument("--images", type=int, default=100, help="of each, per model")
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    tally = run(arguments.examples, arguments.images, arguments.seed)
-    print(
-        f"mixtures: {tally.examples} programs, {tally.images:,} distinct images, "
-        f"{int(bool(tally.failure))} failures"
-    )
-    leave(
-        "mixtures",
-        arguments.seed,
-        programs=tally.examples,
-        images=tally.images,
-        failures=int(bool(tally.failure)),
-    )
-    if tally.failure:
-        print(f"FAILED: {tally.failure} (seed {arguments.seed}, commit {commit_id()})")
-    return 1 if tally.failure else 0
+def _examine(number: int, size: int, _: None) -> cases.Found:
+    tally = run(size, IMAGES, number)
+    counts = Counter(programs=tally.examples, images=tally.images)
+    leave("mixtures", number, **counts, failures=int(bool(tally.failure)))
+    return cases.Found(counts, [tally.failure] if tally.failure else [])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = cases.Kind(
+    20,
+    "programs",
+    lambda: 1,
+    lambda seed, size: (f"{size} mixtures, Hypothesis's seed {seed}", seed),
+    _examine,
+)

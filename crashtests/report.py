@@ -189,7 +189,7 @@ class Report:
                 "",
                 "## Failures",
                 "",
-                f"Reproduce with `--seed {data['seed']}` at commit {data['commit']}.",
+                f"At commit {data['commit']}; `again` says how to have one again.",
                 "",
             ]
             lines += [f"* `{json.dumps(failure)}`" for failure in data["failures"][:50]]

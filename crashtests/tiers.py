@@ -1,7 +1,7 @@
 """Storage tiers under power failure, and with system calls that fail.
 
-    python -m crashtests.tiers                     quick
-    python -m crashtests.tiers --images 20000 --fault-stride 1 --seed 7
+    python -m crashtests --kind tiers                  quick
+    python -m crashtests --kind tiers --size 20000
 
 A recorder (native/recorder.c) writes down what flushes and restores do to files and names. From
 that record images are made of what a power failure may leave between any two operations: of each
@@ -14,7 +14,6 @@ EIO and with ENOSPC.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import hashlib
 import os
@@ -23,16 +22,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from crashtests import built
-
-if __name__ == "__main__":
-    built.extension()  # before the engine is imported
-
 import pmstore
-from crashtests import tier_driver
+from crashtests import cases, tier_driver
 from crashtests.disk import MARK, Disk, Event, Image, events
 from crashtests.jobs import BUILD, MEMORY, ROOT
 from crashtests.report import leave
@@ -166,46 +161,33 @@ def power(
             lay_out(root, str(root), image)
             VERIFIED[what](root, acknowledged, steps)
         except (AssertionError, OSError, pmstore.PmstoreError) as error:
-            failures.append(
-                f"{what}: after operation {done} of {len(record)} (seed {seed}): {error!r}"
-            )
+            failures.append(f"{what}: after operation {done} of {len(record)}: {error!r}")
     return checked, failures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m crashtests.tiers",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument(
-        "--fault-stride", type=int, default=5, help="fail every nth operation; 0: none"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    recorder = build()
-    failures: list[str] = []
-    images_checked = faults = 0
+def _examine(seed: int, size: int, _: None) -> cases.Found:
+    """The more images, the more operations fail: each from 5,000 on, every fifth for 1,000."""
+    recorder, failures, counts = build(), [], Counter[str]()
     with tempfile.TemporaryDirectory(prefix="pmstore-tiers-", dir=MEMORY) as folder:
-        for what in VERIFIED if arguments.images else ():
-            checked, failed = power(recorder, Path(folder), arguments.images, arguments.seed, what)
-            print(f"power failure ({what}): {checked:,} distinct images, {len(failed)} failures")
+        for what in VERIFIED:
+            checked, failed = power(recorder, Path(folder), size, seed, what)
             failures += failed
-            images_checked += checked
-        for error in (errno.EIO, errno.ENOSPC) if arguments.fault_stride else ():
+            counts["images"] += checked
+        for error in (errno.EIO, errno.ENOSPC):
             where = str(Path(folder) / f"faults{error}")
             try:
-                tried = drive(recorder, "faults", where, str(error), str(arguments.fault_stride))
-                print(f"{errno.errorcode[error]}: {tried} operations failed once each, 0 failures")
-                faults += int(tried)
+                stride = str(max(1, 5000 // size))
+                counts["faults"] += int(drive(recorder, "faults", where, str(error), stride))
             except AssertionError as problem:
                 failures.append(f"{errno.errorcode[error]}: {problem}")
-    leave("tiers", arguments.seed, images=images_checked, faults=faults, failures=len(failures))
-    for failure in failures[:20]:
-        print(f"FAILED {failure}")
-    return 1 if failures else 0
+    leave("tiers", seed, **counts, failures=len(failures))
+    return cases.Found(counts, failures[:20])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASES = cases.Kind(
+    1000,
+    "images",
+    lambda: 1,
+    lambda seed, size: ("flushes and restores, power failures and failing calls", seed),
+    _examine,
+)

@@ -2,8 +2,8 @@
 
     make nightly                          what there is
     python3 tests/nightly.py --json       the same, for the matrix of .github/workflows/nightly.yml
-    python3 tests/nightly.py --turn       a short choice of one of them, as .ci/run does it: another
-                                          one for another commit, always the same one for this one
+    python3 tests/nightly.py --turn       cases of crash tests for five minutes, as .ci/run does it:
+                                          others for another commit, always the same for this one
 
 Needs no package: what a task needs it gets from `make venv`. Variables: `make nightly WHAT=upstream
 PYTORCH=/home/me/pytorch`, or of the environment.
@@ -16,27 +16,25 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TURN_SECONDS = 900
-"""A choice takes half of it, or less: what takes longer hangs."""
+"""It takes half of that, or less: what takes longer hangs."""
+TURN = "$PY -m crashtests --seed $DRAWN --cases 10000 --seconds 300"
 
 
 @dataclass(frozen=True)
 class Task:
     """commands: lines of bash, from the root of the project. $PY: the Python of the environment.
 
-    turn: a choice of it that takes eight minutes on two cores, or less, and that fails for a bug
-    alone; $DRAWN: a number that is the commit's. given: variables that have to be. alone: needs no
-    environment. hosted: runs on the machines of .github/workflows/nightly.yml."""
+    given: variables that have to be. alone: needs no environment. hosted: runs on the machines of
+    .github/workflows/nightly.yml."""
 
     shows: str
     takes: str
     commands: str
-    turn: str = ""
     given: tuple[str, ...] = ()
     alone: bool = False
     hosted: bool = True
@@ -70,8 +68,6 @@ $PY -m pytest -c $root/pyproject.toml --rootdir=$root -p no:cacheprovider \\
     -k 'not gdb and not data_loader' $PYTEST_OPTIONS "${{files[@]}}"
 """
 
-# Not in turn: jobs (each of 117 runs undisturbed first: no choice of it is short), crashtest and
-# asan-python-quick (nobody has measured them on two cores since), and what fetches something.
 TASKS = {
     # ---- the tests of Python
     "test-long": Task(
@@ -88,24 +84,22 @@ TASKS = {
     "programs": Task(
         "training programs of many kinds, killed and stopped, end with the same bits",
         "six minutes",
-        "$PY -m tests.programs",
-        turn="$PY -m tests.programs",
+        "$PY -m crashtests --kind programs",
     ),
     "steps": Task(
         "random programs of steps, with 2,000 kills and ends, end with the same bits",
         "an hour",
-        "$PY -m tests.steps",
-        turn="$PY -m tests.steps --seconds 300 --seed $((DRAWN % 360))",
+        "$PY -m crashtests --kind steps",
     ),
     "jobs": Task(
         "jobs of several ranks, with 700 kills, end with the same bits",
         "twenty minutes",
-        "$PY -m tests.jobs",
+        "$PY -m crashtests --kind jobs",
     ),
     "dcp-kills": Task(
         "saves of two ranks by torch.distributed.checkpoint, killed at each primitive",
         "twenty minutes",
-        "$PY tests/dcp/dcp_kills.py",
+        "$PY -m crashtests --kind dcp --size 0",
     ),
     "asan-python": Task(
         "tests of Python with an engine under AddressSanitizer: lifetimes, views, containers, "
@@ -164,7 +158,7 @@ TASKS = {
         "images of four models, kills, failing system calls, mixtures, tiers, and the protocol",
         "eight minutes",
         "$PY -m crashtests.protocol --ranks 2\n"
-        "$PY -m crashtests.mixtures\n$PY -m crashtests.tiers\n$PY -m crashtests",
+        "$PY -m crashtests --kind mixtures\n$PY -m crashtests --kind tiers\n$PY -m crashtests",
     ),
     "protocol": Task(
         "all interleavings of the global-commit protocol of two ranks, and of its mutants",
@@ -176,8 +170,8 @@ TASKS = {
         "a million images of each model, each primitive, each system call; goes on where it was",
         "five hours",
         "$PY -m crashtests.coverage\n$PY -m crashtests.protocol\n$PY -m crashtests.long\n"
-        "$PY -m crashtests.mixtures --examples 300\n"
-        "$PY -m crashtests.tiers --images 20000 --fault-stride 1",
+        "$PY -m crashtests --kind mixtures --size 300\n"
+        "$PY -m crashtests --kind tiers --size 20000",
     ),
     "crashtest-peers": Task(
         "other ways to save, through the same harness",
@@ -200,7 +194,6 @@ TASKS = {
         "programs that do everything at once to a store, with 10,000 kills",
         "an hour",
         "$PY -m crashtests.stress --seconds 3600 --kills 10000",
-        turn="$PY -m crashtests.stress --seconds 300 --seed $((DRAWN % 100000))",
     ),
     # ---- the engine alone
     "native-long": Task(
@@ -220,8 +213,8 @@ TASKS = {
         "dumps, npz, safetensors and manifests, damaged and forged with right checksums; "
         "FORMATS_SECONDS, FORMATS_SEED",
         "ten minutes",
-        "$PY -m crashtests.formats --seconds ${FORMATS_SECONDS:-600} --seed ${FORMATS_SEED:-2}",
-        turn="$PY -m crashtests.formats --seconds 240 --seed $((DRAWN % 100000))",
+        "$PY -m crashtests --kind formats --cases 100000 --seconds ${FORMATS_SECONDS:-600} "
+        "--seed ${FORMATS_SEED:-8}",
     ),
     "instructions": Task(
         "instruction counts of the hot paths against stored ones (needs valgrind)",
@@ -292,10 +285,6 @@ $gpu -m tools.gpu_check $GPU_OPTIONS
 }
 
 
-def turns() -> list[str]:
-    return [name for name, task in TASKS.items() if task.turn]
-
-
 def drawn() -> int:
     """A number of the commit that is checked out: of eight digits."""
     asked = ["git", "rev-parse", "HEAD"]
@@ -333,19 +322,13 @@ def main() -> int:
     asked = argparse.ArgumentParser(prog="tests/nightly.py", description=__doc__)
     asked.add_argument("what", nargs="?", choices=[*TASKS, ""], default="", metavar="WHAT")
     asked.add_argument("--json", action="store_true", help="the names of those that CI does")
-    asked.add_argument("--turn", nargs="?", const="", metavar="WHAT", help="a short choice of one")
+    asked.add_argument("--turn", action="store_true", help="cases of crash tests")
     given = asked.parse_args()
     if given.json:
         print(json.dumps([name for name, task in TASKS.items() if task.hosted]))
         return 0
-    if given.turn is not None:
-        number = drawn()
-        name = given.turn or turns()[number % len(turns())]
-        print(f"nightly in turn: {name}, number {number}", flush=True)
-        began = time.monotonic()
-        code = run(TASKS[name].turn, TURN_SECONDS, number)
-        print(f"{name}: {time.monotonic() - began:.0f} s, status {code}", flush=True)
-        return code
+    if given.turn:
+        return run(TURN, TURN_SECONDS, drawn())
     if not given.what:
         print(table())
         return 0

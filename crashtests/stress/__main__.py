@@ -4,6 +4,7 @@ oracle beside it.
     python -m crashtests.stress --seconds 60
     python -m crashtests.stress --kills 10000 --seconds 3600
     python -m crashtests.stress --only counters --domain file --seed 7
+    python -m crashtests --kind stress --seed 7      one store
 
 It ends when the time is over and there were so many kills and rounds, or at --failures failures.
 What goes on depends on the seed as far as threads and times do. Exit code 1 if anything failed, 130
@@ -25,6 +26,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from crashtests import cases
 from crashtests.stress import lane, scenarios
 from crashtests.stress.lane import Count, Failure, Lane, Place
 from crashtests.stress.unit import TORCH
@@ -62,7 +64,9 @@ def begin_lane(number: int, a: argparse.Namespace, place: Place, end: float) -> 
         chosen = scenarios.named(a.only)
         hot = [True, False] if a.hot is None else [a.hot]
         every = lane.tracks(chosen, a.domain, hot, random.Random(f"{seed}/tracks"))
-        Lane(seed, place, a.lives, tell).run(every, a.rounds * len(chosen), until)
+        if a.case is not None:
+            every = iter([lane.drawn(a.case)[1]])
+        Lane(place, a.lives, tell).run(every, a.rounds * len(chosen), until)
         code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -156,10 +160,9 @@ def run(a: argparse.Namespace) -> int:
         print(f"  {scenario}: {kills:,} kills")
     for failure in found:
         print(
-            f"FAILED: {failure.track}, life {failure.life}, seed {failure.seed}, kept in "
-            f"{failure.kept}"
+            f"FAILED: {failure.track}, life {failure.life}, kept in {failure.kept}\n"
+            f"{failure.text[:3000]}\nagain: {cases.command('stress', failure.case, a.lives)}\n"
         )
-        print(failure.text[:3000], end="\n\n")
     if interrupted:
         return INTERRUPTED
     return 1 if found or (any(codes) and not found) else 0
@@ -180,6 +183,7 @@ def main() -> int:
         help="each lane goes at least so many times through all scenarios",
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--case", type=int, help="this one alone: see `python -m crashtests`")
     parser.add_argument("--only", action="append", default=[], help="a scenario; default: all")
     parser.add_argument("--domain", action="append", default=[], choices=scenarios.DOMAINS)
     parser.add_argument(
@@ -197,6 +201,8 @@ def main() -> int:
         scenarios.named(a.only)
     except ValueError as error:
         parser.error(str(error))
+    if a.case is not None:
+        a.lanes = 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return run(a)
 

@@ -3,6 +3,7 @@ cores."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -10,14 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from crashtests import cases
 from crashtests.stress import board as b
 from crashtests.stress.board import Board
 from crashtests.stress.life import Life, Plan
-from crashtests.stress.scenarios import DOMAINS, Scenario
+from crashtests.stress.scenarios import ALL, DOMAINS, Scenario
 
 OPEN_SECONDS = 60.0
 STALL_SECONDS = 60.0
@@ -35,11 +37,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Track:
-    """A store that lives go on with, one after the other."""
+    """A store that lives go on with, one after the other. seed: of what is drawn for them."""
 
     scenario: Scenario
     domain: str
     hot: bool
+    seed: int = field(default=0, compare=False)
+
+    @property
+    def case(self) -> int:
+        return self.seed * len(TRACKS) + TRACKS.index(self)
 
     def __str__(self) -> str:
         return f"{self.scenario.name} {self.domain}{'' if self.hot else ' hot=False'}"
@@ -76,7 +83,8 @@ class Failure:
 
     track: str
     life: int
-    seed: int
+    case: int | None
+    """None: its scenario is none of ALL."""
     text: str
     kept: str
 
@@ -94,16 +102,23 @@ def tracks(
                 deck += rng.sample(
                     every := [(d, h) for d in domains or DOMAINS for h in hot], len(every)
                 )
-            yield Track(scenario, *deck.pop())
+            yield Track(scenario, *deck.pop(), rng.randrange(1000))
+
+
+TRACKS = [Track(*one) for one in itertools.product(ALL, DOMAINS, (True, False))]
+
+
+def drawn(case: int, _: int = 0) -> tuple[str, Track]:
+    track, seed = cases.turn(TRACKS, case)
+    return f"{track}, lives {seed}", replace(track, seed=seed)
 
 
 class Lane:
     """tell: is called after every life with what was new; it says whether to stop at once."""
 
     def __init__(
-        self, seed: str, place: Place, lives: int, tell: Callable[[Count, Failure | None], bool]
+        self, place: Place, lives: int, tell: Callable[[Count, Failure | None], bool]
     ) -> None:
-        self.random = random.Random(seed)
         self.place = place
         self.lives = lives
         self.tell = tell
@@ -122,6 +137,7 @@ class Lane:
         ) / f"lane{os.getpid()}"
         board = Board()
         before = Count()
+        self.random = random.Random(track.seed)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
@@ -221,7 +237,8 @@ class Lane:
         )
         kept = self.place.kept / name
         shutil.copytree(folder, kept)
-        failure = Failure(str(track), plan.number, plan.seed, text, str(kept))
+        case = track.case if track in TRACKS else None
+        failure = Failure(str(track), plan.number, case, text, str(kept))
         (kept / "report.txt").write_text(f"{failure.track}\n{plan}\n\n{text}\n")
         return failure
 
@@ -295,3 +312,11 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _found(track: Track, lives: int, _: None) -> cases.Found:
+    words = ["--case", str(track.case), "--lives", str(lives), "--seconds", "0"]
+    return cases.program("-m", "crashtests.stress", *words)
+
+
+CASES = cases.Kind(12, "lives", lambda: len(TRACKS), drawn, _found)

@@ -22,6 +22,7 @@ version = release = VERSION
 extensions = [
     "files",
     "plots",
+    "stale",
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",

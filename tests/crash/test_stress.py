@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from crashtests.stress.actors_blocks import Writer
 from crashtests.stress.actors_held import Beside, Rewinder
 from crashtests.stress.board import Board
 from crashtests.stress.content import WrongError, decode, encode
-from crashtests.stress.lane import Count, Failure, Lane, Place, tracks
+from crashtests.stress.lane import Count, Failure, Lane, Place, drawn, tracks
 from crashtests.stress.life import Session
 from crashtests.stress.scenarios import Scenario
 from crashtests.stress.unit import Filled, Names, Replaced, Unit
@@ -64,7 +65,7 @@ def lives(scenario: Scenario, place: Path, count: int = 6) -> tuple[Count, list[
             found.append(failure)
         return failure is not None
 
-    lane = Lane("7", Place(place / "memory", place / "disk", place / "kept"), count, tell)
+    lane = Lane(Place(place / "memory", place / "disk", place / "kept"), count, tell)
     lane.run(tracks([scenario], ["process"], [True], random.Random(7)), 1, lambda: True)
     return total, found
 
@@ -157,9 +158,13 @@ def test_a_plan_follows_from_the_seed(shm: Path) -> None:
     every = scenarios.named([])
 
     def plans(seed: str) -> list[Any]:
-        lane = Lane(seed, Place(shm, shm, shm), 9, lambda count, failure: False)
-        chosen = tracks(every, [], [True, False], random.Random(seed))
-        return [lane._plan(next(chosen), number, shm) for number in range(100)]
+        lane = Lane(Place(shm, shm, shm), 9, lambda count, failure: False)
+        found = []
+        for track in islice(tracks(every, [], [True, False], random.Random(seed)), 100):
+            assert drawn(track.case)[1] == track
+            lane.random = random.Random(track.seed)
+            found.append(lane._plan(track, 0, shm))
+        return found
 
     assert plans("1") == plans("1")
     assert plans("1") != plans("2")

@@ -1,8 +1,8 @@
 """A save of two ranks, one of which is killed at a persistence primitive: there is always the
 checkpoint before it, or the new one, whole.
 
-    python tests/dcp/dcp_kills.py                        every primitive, of each rank and domain
-    python tests/dcp/dcp_kills.py --kills 12 --seed 3    a drawn choice
+    python -m crashtests --kind dcp             a drawn choice, in each domain
+    python -m crashtests --kind dcp --size 0    every primitive, of each rank and domain
 
 A folder goes on from kill to kill, so that each save also meets what the one before left.
 """
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from crashtests import cases
 from pmstore._engine.crash_points import kill_at_primitive, primitives_seen
 from pmstore.dcp import StoreReader, StoreWriter
 from pmstore.testing.forkserver import shared_words
@@ -118,7 +119,8 @@ def shown(folder: str) -> int:
 
 def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--kills", type=int, default=0, help="so many, drawn; 0: at each primitive")
+    asked.add_argument("--domain", nargs="*", default=DOMAINS)
+    asked.add_argument("--kills", type=int, help="so many, drawn; 0: at each primitive")
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--folder", default=None, help="that stores are made in")
     given = asked.parse_args()
@@ -126,7 +128,7 @@ def main() -> int:
     torch.set_num_threads(1)
     rng = random.Random(given.seed)
     total = kept = 0
-    for domain in DOMAINS:
+    for domain in given.domain:
         with tempfile.TemporaryDirectory(prefix="dcp-kills-", dir=given.folder) as place:
             folder = str(Path(place, "c"))
             step = 0
@@ -137,7 +139,7 @@ def main() -> int:
             there = step
             kills = [(rank, at) for rank in (0, 1) for at in range(1, max(seen) + 40)]
             if given.kills:
-                kills = rng.sample(kills, given.kills // len(DOMAINS))
+                kills = rng.sample(kills, given.kills // len(given.domain))
             for rank, at in kills:
                 step += 1
                 points = (at, 0) if rank == 0 else (0, at)
@@ -154,6 +156,19 @@ def main() -> int:
             print(f"{domain}: {len(kills)} kills, a save has {seen} primitives", flush=True)
     print(f"{total} kills: {kept} times the old checkpoint, {total - kept} times the new one")
     return 0
+
+
+def _draw(seed: int, _: int) -> tuple[str, tuple[str, int]]:
+    domain, kills = cases.turn(DOMAINS, seed)
+    return f"saves in domain {domain}, kills {kills}", (domain, kills)
+
+
+def _found(drawn: tuple[str, int], kills: int, _: None) -> cases.Found:
+    words = ["--domain", drawn[0], "--seed", str(drawn[1]), "--kills", str(kills)]
+    return cases.program("-m", "tests.dcp.dcp_kills", *words)
+
+
+CASES = cases.Kind(18, "kills", lambda: len(DOMAINS), _draw, _found)
 
 
 if __name__ == "__main__":

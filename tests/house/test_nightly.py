@@ -25,7 +25,7 @@ OF_OTHERS = {"pip", "pytest", "venv", "ziglang", "tests/test_state_checkpointing
 def test_the_commands_are_there(name: str) -> None:
     """Modules, files and targets that they name; and bash can read them."""
     task = nightly.TASKS[name]
-    commands = f"{task.commands}\n{task.turn}"
+    commands = f"{task.commands}\n{nightly.TURN}"
     syntax = subprocess.run(["bash", "-n", "-c", commands], capture_output=True, text=True)
     assert syntax.returncode == 0, syntax.stderr
     modules = set(re.findall(r" -m ([\w.]+)", commands))

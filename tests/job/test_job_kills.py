@@ -1,4 +1,4 @@
-"""A short choice of jobs whose ranks are killed (`python -m tests.jobs` for all of them)."""
+"""A short choice of jobs whose ranks are killed (`make nightly WHAT=jobs` for all of them)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
-from jobs import harness, registry
-from jobs.server import JobServer
+from crashtests import cases
+from tests.jobs import harness, registry
+from tests.jobs.server import JobServer
 
 CHOSEN = {name: one for name, one in registry.load().items() if one.quick}
 DOMAINS = ("process", "file")
@@ -33,10 +34,10 @@ def combinations() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "domain"), combinations())
 def test_jobs_end_with_the_same_bits(name: str, domain: str, server: JobServer) -> None:
-    report = harness.examine(CHOSEN[name], server, domain, kills=5)
-    assert not report.problems
-    assert report.kills >= 5
-    assert report.joins >= 4
+    found = cases.examine("jobs", harness.every().index((CHOSEN[name], domain)), 5, server)
+    assert not found.problems
+    assert found.counts["kills"] >= 5
+    assert found.counts["joins"] >= 4
 
 
 def test_the_harness_finds_ranks_that_go_on_apart(server: JobServer) -> None:

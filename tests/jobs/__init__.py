@@ -1,8 +1,8 @@
 """Jobs of several ranks as people write them, whose ranks are killed, stopped and cut off.
 
-    python -m tests.jobs                  all of them: minutes, progress, and a table at the end
-    python -m tests.jobs local every      those whose names contain one of the words
-    pytest tests/job/test_job_*.py         a short choice; bad input; stopped ranks, partitions
+    python -m crashtests --kind jobs                  all of them, in each domain: minutes
+    python -m crashtests --kind jobs --only local     those whose names contain the word
+    pytest tests/job/test_job_*.py                    a short choice; bad input; stopped ranks, partitions
 
 Each job is run once without disturbance. Then its ranks are killed by SIGKILL, again and again, and
 after each kill the job is started again on what is left, by hand or by torchrun. `harness.py` does

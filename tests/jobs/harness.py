@@ -20,8 +20,10 @@ from typing import Any
 
 from programs.bits import Bits, differences
 
+from crashtests import cases
+
 from .evidence import Broken, Evidence, RankNotes, has_met, read_notes, store_problems, tell
-from .registry import Job
+from .registry import Job, load
 from .server import JobServer, Ranks
 
 TIMEOUT_SECONDS = 20.0
@@ -29,6 +31,7 @@ TIMEOUT_SECONDS = 20.0
 _SLACK_SECONDS = 60.0
 _LIFE_SECONDS = 240.0
 KILLS_OF_A_STORE = 9
+DOMAINS = ("process", "emulated", "file")
 _DISK = "/var/tmp"
 
 
@@ -53,7 +56,6 @@ class Report:
     """Ranks that were not killed, and raised in time."""
     lost: int = 0
     """Joins at which a generation was lost."""
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,6 @@ def examine(
 ) -> Report:
     """Everything that is done with one job: at least so many kills, in one domain."""
     report = Report(job.name, domain)
-    began = time.monotonic()
     memory = _DISK if domain == "file" else "/dev/shm"
     with tempfile.TemporaryDirectory(prefix="pmstore-job-", dir=memory) as folder:
         examination = _Examination(job, server, Path(folder), report, f"{job.name} {domain} {seed}")
@@ -88,7 +89,6 @@ def examine(
                 examination.one_store(min(KILLS_OF_A_STORE, kills - report.kills))
         except Broken as broken:
             report.problems.append(str(broken))
-    report.seconds = time.monotonic() - began
     return report
 
 
@@ -250,3 +250,27 @@ class _Examination:
         for rank, (ours, theirs) in enumerate(zip(self.whole, found, strict=True)):
             if told := differences(ours, theirs):
                 raise Broken(f"other bits at rank {rank}, {after}: {'; '.join(told)}")
+
+
+def every() -> list[tuple[Job, str]]:
+    """Jobs and domains, in the order of their cases."""
+    return [
+        (job, domain)
+        for _, job in sorted(load().items())
+        for domain in DOMAINS
+        if domain != "file" or not job.memory
+    ]
+
+
+def _draw(seed: int, _: int) -> tuple[str, tuple[Job, str, int]]:
+    (job, domain), moments = cases.turn(every(), seed)
+    return f"{job.name}, {domain}, moments {moments}", (job, domain, moments)
+
+
+def _found(drawn: tuple[Job, str, int], kills: int, server: JobServer) -> cases.Found:
+    job, domain, moments = drawn
+    report = examine(job, server, domain, kills, moments)
+    return cases.Found(cases.numbers(report), report.problems)
+
+
+CASES = cases.Kind(6, "kills", lambda: len(every()), _draw, _found, JobServer)

@@ -1,8 +1,8 @@
 """Training programs as people write them, killed and stopped in the middle of their steps.
 
-    python -m tests.programs            all of them: minutes, progress, and a table at the end
-    python -m tests.programs gan vae    those whose names contain one of the words
-    pytest tests/training/test_programs.py       a short choice
+    python -m crashtests --kind programs               all of them: minutes
+    python -m crashtests --kind programs --only gan    those whose names contain the word
+    pytest tests/training/test_programs.py             a short choice
 
 Each program is run on plain torch, undisturbed, killed by SIGKILL, stopped by SIGTERM with
 `sys.exit(0)` in the handler, by an exception, and by `break`: at places drawn from a seed, each

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from crashtests import cases
 from pmstore.testing import ForkServer
 
 from .bits import Bits, differences
-from .registry import Program
+from .registry import Program, load
 
 KILLS = 5
 STOPS_OF_A_KIND = 3
@@ -37,7 +38,6 @@ class Report:
     resumed: int = 0
     """Lives that began behind the first step."""
     lives: int = 0
-    seconds: float = 0.0
     domain: str = ""
 
 
@@ -75,11 +75,9 @@ def examine(
     one has come within a step, and one life has gone on."""
     chance = random.Random(f"{program.name} {seed}")
     report = Report(program.name, domain=chance.choice(_IN_MEMORY if program.memory else _DOMAINS))
-    began = time.monotonic()
     memory = None if report.domain == "file" else "/dev/shm"
     with tempfile.TemporaryDirectory(prefix="pmstore-program-", dir=memory) as folder:
         _Examination(program, forks, chance, Path(folder), report, kills, stops).run()
-    report.seconds = time.monotonic() - began
     return report
 
 
@@ -257,3 +255,23 @@ class _Examination:
     def _compare(self, found: Bits, after: str) -> None:
         if told := differences(self.whole, found):
             raise _Broken(f"other bits, {after}: {'; '.join(told)}")
+
+
+def every() -> list[Program]:
+    """In the order of their cases."""
+    return [program for _, program in sorted(load().items())]
+
+
+def _draw(seed: int, _: int) -> tuple[str, tuple[Program, int]]:
+    program, moments = cases.turn(every(), seed)
+    return f"{program.name}, moments {moments}", (program, moments)
+
+
+def _found(drawn: tuple[Program, int], kills: int, forks: ForkServer) -> cases.Found:
+    program, moments = drawn
+    stops = max(1, kills * STOPS_OF_A_KIND // KILLS)
+    report = examine(program, forks, moments, kills, stops)
+    return cases.Found(cases.numbers(report), report.problems)
+
+
+CASES = cases.Kind(KILLS, "kills", lambda: len(every()), _draw, _found, server)

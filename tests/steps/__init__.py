@@ -1,8 +1,8 @@
 """Random programs of steps, killed and ended at random moments: each write is done exactly once.
 
-    python -m tests.steps                         400 of them: some 2,000 kills and ends
-    python -m tests.steps --programs 20 --seed 7  others
-    pytest tests/training/test_random_steps.py             a short choice
+    python -m crashtests --kind steps                        400 of them: some 2,000 ends
+    python -m crashtests --kind steps --cases 20 --seed 7    others
+    pytest tests/training/test_random_steps.py               a short choice
 
 A program is drawn from a seed (`drawing.py`): some loops of a run, of all kinds, and what it runs
 on (one process or a job of two ranks, memory or a disk, a policy, mirrors, slots, a guard, workers

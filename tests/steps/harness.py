@@ -18,7 +18,9 @@ from typing import Any
 from jobs.server import JobServer, Ranks
 from programs.bits import Bits, differences
 
-from .drawing import Program
+from crashtests import cases
+
+from .drawing import Program, draw
 
 _LIFE_SECONDS = 200.0
 _MOST_LIVES = 40
@@ -56,7 +58,6 @@ class Report:
     lives: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     """By kind: of lives that were disturbed."""
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,17 +93,15 @@ def server() -> JobServer:
     return JobServer(__package__, ["life"])
 
 
-def examine(program: Program, forks: JobServer, ends: int = 5, seed: int = 0) -> Report:
+def examine(program: Program, forks: JobServer, ends: int = 5) -> Report:
     """Everything that is done with one program: up to so many ends of its lives."""
     report = Report(program)
-    began = time.monotonic()
     memory = _DISK if program.domain == "file" else "/dev/shm"
     with tempfile.TemporaryDirectory(prefix="pmstore-steps-", dir=memory) as folder:
         try:
-            _Examination(program, forks, Path(folder), report, seed).run(ends)
+            _Examination(program, forks, Path(folder), report).run(ends)
         except _Broken as broken:
             report.problems.append(str(broken))
-    report.seconds = time.monotonic() - began
     return report
 
 
@@ -111,14 +110,12 @@ class _Broken(Exception):
 
 
 class _Examination:
-    def __init__(
-        self, program: Program, forks: JobServer, folder: Path, report: Report, seed: int
-    ) -> None:
+    def __init__(self, program: Program, forks: JobServer, folder: Path, report: Report) -> None:
         self.program = program
         self.forks = forks
         self.folder = folder
         self.report = report
-        self.chance = random.Random(f"ends {program.seed} {seed}")
+        self.chance = random.Random(f"ends {program.seed} 0")
         self.whole: list[list[Bits]] = []
         """By stage and rank."""
         self.counts: list[list[dict[str, int]]] = []
@@ -305,3 +302,13 @@ def _read(home: Path, rank: int, status: int) -> _Life:
         results=pickle.loads(result.read_bytes()) if result.exists() else [],
         said=said,
     )
+
+
+def _found(program: Program, ends: int, forks: JobServer) -> cases.Found:
+    report = examine(program, forks, ends)
+    return cases.Found(Counter(lives=report.lives) + report.ends, report.problems)
+
+
+CASES = cases.Kind(
+    6, "ends", lambda: 400, lambda seed, _: (str(one := draw(seed)), one), _found, server
+)

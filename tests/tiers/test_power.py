@@ -1,5 +1,5 @@
-"""Power failure and failing system calls, with a small budget: `python -m crashtests.tiers` is the
-same with more."""
+"""Power failure and failing system calls, with a small budget: `python -m crashtests --kind
+tiers` is the same with more."""
 
 from __future__ import annotations
 

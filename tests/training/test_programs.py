@@ -1,5 +1,5 @@
 """A short choice of the training programs: each killed, stopped and compared bit for bit
-(`python -m tests.programs` for all of them)."""
+(`python -m crashtests --kind programs` for all of them)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
 from pairwise import ALL
-from programs import harness, registry
-from programs.bits import bits_of, differences
 
+from crashtests import cases
 from pmstore.testing import ForkServer
+from tests.programs import harness, registry
+from tests.programs.bits import bits_of, differences
 
 CHOSEN = {name: one for name, one in registry.load().items() if one.quick}
-KILLS, STOPS = (harness.KILLS, harness.STOPS_OF_A_KIND) if ALL else (2, 1)
+KILLS = harness.KILLS if ALL else 2
 """Nightly more."""
 REFUSED = {name: one for name, one in registry.load().items() if one.refused}
 
@@ -29,11 +30,11 @@ def forks() -> Iterator[ForkServer]:
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_programs_end_with_the_same_bits(name: str, forks: ForkServer) -> None:
-    report = harness.examine(CHOSEN[name], forks, kills=KILLS, stops=STOPS)
-    assert not report.problems
-    assert report.kills >= KILLS
-    assert report.in_step >= len(CHOSEN[name].stops)
-    assert report.resumed >= len(CHOSEN[name].stops)
+    found = cases.examine("programs", harness.every().index(CHOSEN[name]), KILLS, forks)
+    assert not found.problems
+    assert found.counts["kills"] >= KILLS
+    assert found.counts["in step"] >= len(CHOSEN[name].stops)
+    assert found.counts["resumed"] >= len(CHOSEN[name].stops)
 
 
 @pytest.mark.parametrize("name", REFUSED)
