@@ -2,7 +2,7 @@
 
     python -m crashtests --kind jobs                  all of them, in each domain: minutes
     python -m crashtests --kind jobs --only local     those whose names contain the word
-    pytest tests/job/test_job_*.py                    a short choice; bad input; stopped ranks, partitions
+    pytest tests/job/test_job_*.py                    a choice; bad input; stopped ranks
 
 Each job is run once without disturbance. Then its ranks are killed by SIGKILL, again and again, and
 after each kill the job is started again on what is left, by hand or by torchrun. `harness.py` does
