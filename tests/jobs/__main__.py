@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import local
+
+from tests import parallel
 
 from . import harness, registry
 from .server import JobServer
@@ -32,23 +32,13 @@ def main() -> int:
     ]
     kills = -(-given.kills // max(1, len(chosen)))
     began = time.monotonic()
-    mine = local()
-    servers: list[JobServer] = []
 
-    def examine(what: tuple[registry.Job, str]) -> harness.Report:
-        if not hasattr(mine, "server"):
-            mine.server = JobServer()
-            servers.append(mine.server)
-        report = harness.examine(what[0], mine.server, what[1], kills, given.seed)
+    def examine(what: tuple[registry.Job, str], server: JobServer) -> harness.Report:
+        report = harness.examine(what[0], server, what[1], kills, given.seed)
         print(line(report), flush=True)
         return report
 
-    try:
-        with ThreadPoolExecutor(given.jobs) as pool:
-            reports = list(pool.map(examine, chosen))
-    finally:
-        for server in servers:
-            server.close()
+    reports = list(parallel.reports(examine, chosen, JobServer, given.jobs))
     wrong = [report for report in reports if report.problems]
     total = {
         name: sum(getattr(report, name) for report in reports)

@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import local
+
+from pmstore.testing import ForkServer
+from tests import parallel
 
 from . import harness, registry
 
@@ -28,25 +29,14 @@ def main() -> int:
         and (not given.words or any(word in one.name for word in given.words))
     ]
     began = time.monotonic()
-    reports: list[harness.Report] = []
-    mine = local()
-    servers = []
 
-    def examine(program: registry.Program) -> harness.Report:
-        if not hasattr(mine, "server"):
-            mine.server = harness.server()
-            servers.append(mine.server)
+    def examine(program: registry.Program, server: ForkServer) -> harness.Report:
         stops = tuple(one for one in program.stops if one in given.stops)
-        return harness.examine(replace(program, stops=stops), mine.server, given.seed)
+        report = harness.examine(replace(program, stops=stops), server, given.seed)
+        print(_line(report), flush=True)
+        return report
 
-    try:
-        with ThreadPoolExecutor(given.jobs) as pool:
-            for report in pool.map(examine, chosen):
-                reports.append(report)
-                print(_line(report), flush=True)
-    finally:
-        for server in servers:
-            server.close()
+    reports = list(parallel.reports(examine, chosen, harness.server, given.jobs))
     wrong = [report for report in reports if report.problems]
     kinds = {one.kind for one in chosen}
     print(

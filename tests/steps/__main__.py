@@ -7,10 +7,10 @@ import os
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from threading import local
 
 from jobs.server import JobServer
+
+from tests import parallel
 
 from . import harness
 from .drawing import draw
@@ -25,29 +25,20 @@ def main() -> int:
     asked.add_argument("--seconds", type=float, default=None, help="then no further one begins")
     given = asked.parse_args()
     began = time.monotonic()
-    mine = local()
-    servers: list[JobServer] = []
 
-    def examine(seed: int) -> harness.Report | None:
+    def examine(seed: int, server: JobServer) -> harness.Report | None:
         if given.seconds is not None and time.monotonic() - began > given.seconds:
             return None
-        if not hasattr(mine, "server"):
-            mine.server = harness.server()
-            servers.append(mine.server)
-        report = harness.examine(draw(seed), mine.server, given.kills)
+        report = harness.examine(draw(seed), server, given.kills)
         verdict = "WRONG" if report.problems else "same bits"
         ends = report.ends.total()
         counted = f"{report.lives} lives, {ends} ends, {report.seconds:.1f} s"
         print(f"{report.program}: {counted}  {verdict}", *report.problems, sep="\n    ", flush=True)
         return report
 
-    try:
-        with ThreadPoolExecutor(given.jobs) as pool:
-            seeds = range(given.seed, given.seed + given.programs)
-            reports = [one for one in pool.map(examine, seeds) if one is not None]
-    finally:
-        for server in servers:
-            server.close()
+    seeds = range(given.seed, given.seed + given.programs)
+    examined = parallel.reports(examine, seeds, harness.server, given.jobs)
+    reports = [one for one in examined if one is not None]
     ends = sum((report.ends for report in reports), Counter[str]())
     wrong = [report.program.seed for report in reports if report.problems]
     print(
