@@ -128,3 +128,6 @@ Mode = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="What is in groups too.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Elements or items to print.")]
+Commands.types = globals()

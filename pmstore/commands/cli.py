@@ -11,6 +11,7 @@ from pmstore._base.version import VERSION
 
 TYPE_CHECKING = False  # as typing's, which takes longer to import than `--version` to answer
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any, TextIO
 
 _FAULT = 3
@@ -88,9 +89,7 @@ def _run(words: list[str]) -> int:
         print(f"pmstore {VERSION}")
         return 0
     if "_PMSTORE_COMPLETE" not in os.environ:
-        from pmstore.commands.quick import understood
-
-        answer = understood(words)
+        answer = plain(words)
         if answer is not None:
             answer()
             return 0
@@ -108,6 +107,40 @@ def _run(words: list[str]) -> int:
             raise
         return _wrong_words(error)
     return code if isinstance(code, int) else 0
+
+
+_FLAGS = {"--json": "as_json", "-r": "recursive", "--recursive": "recursive"}
+
+
+def plain(words: Sequence[str]) -> Callable[[], None] | None:
+    """Returns what answers plain words of a plain command (`table.py`); None: they are left to
+    typer, which knows all words."""
+    from pmstore.commands.table import TABLE
+
+    if not words or words[0] not in TABLE or not TABLE[words[0]].plain:
+        return None
+    from importlib import import_module
+    from inspect import signature
+    from pathlib import Path
+
+    from pmstore.commands.common import ending, utf8
+
+    command = getattr(import_module(f"pmstore.commands.{TABLE[words[0]].module}"), words[0])
+    takes = signature(command).parameters.values()
+    needed = [one.name for one in takes if one.default is one.empty]
+    names = needed + [one.name for one in takes if one.default == ""]
+    flags = {flag for flag in words[1:] if flag.startswith("-")}
+    given = [word for word in words[1:] if word not in flags]
+    chosen = {_FLAGS.get(flag, flag) for flag in flags}
+    if not chosen <= {one.name for one in takes} or not len(needed) <= len(given) <= len(names):
+        return None
+
+    def answer() -> None:
+        with ending():
+            told = dict(zip(names[1:], map(utf8, given[1:]), strict=False))
+        command(Path(given[0]), **told, **dict.fromkeys(chosen, True))
+
+    return answer
 
 
 def _wrong_words(error: Any) -> int:

@@ -19,10 +19,9 @@ from pmstore._base.text import counted
 from pmstore.commands.app import Json, app
 from pmstore.commands.common import console, ending, fail, say
 from pmstore.show.terminal import Column, Terminal, printable
-from pmstore.testing.job_trials import job_test
 from pmstore.testing.outcomes import CrashTestResult, Outcome, Trial
 from pmstore.testing.runner import Program
-from pmstore.testing.trials import crash_test
+from pmstore.testing.trials import crash_test, job_test
 
 _STYLES = {
     Outcome.CLEAN: "green",

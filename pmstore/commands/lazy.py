@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -23,6 +23,8 @@ class Commands(TyperGroup):
 
     application: typer.Typer
     """What the modules register their commands with."""
+    types: dict[str, Any]
+    """The types of arguments, by which plain commands name them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(dict.fromkeys([*TABLE, *_strangers(), *self.commands]))
@@ -30,7 +32,12 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands:
             if cmd_name in TABLE:
-                importlib.import_module(f"pmstore.commands.{TABLE[cmd_name].module}")
+                module = importlib.import_module(f"pmstore.commands.{TABLE[cmd_name].module}")
+                if TABLE[cmd_name].plain:
+                    command = getattr(module, cmd_name)
+                    hints = get_type_hints(command, localns=self.types, include_extras=True)
+                    command.__annotations__ = hints
+                    self.application.command(cmd_name)(command)
             elif stranger := _strangers().get(cmd_name):
                 stranger.load()
             else:

@@ -12,8 +12,7 @@ import typer
 from pmstore._base.newfile import write_over
 from pmstore.commands.app import app
 from pmstore.commands.common import answering, ending, fail, opened, say
-from pmstore.show.page import BEGIN
-from pmstore.show.report import Reported
+from pmstore.show.report import BEGIN, Reported
 from pmstore.show.report import report as make
 from pmstore.show.snapshot_of_runs import gather, tier_contents
 from pmstore.show.units import size

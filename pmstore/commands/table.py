@@ -7,21 +7,27 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Says where a command is: the module of `pmstore.commands` whose import registers it, and its
-    line in the help."""
+    """Says where a command is: its module of `pmstore.commands`, and its line in the help.
+
+    plain: the module is imported without typer. It has a function of the command's name, which
+    answers plain words at once: to import typer takes as long as such an answer.
+    """
 
     module: str
     summary: str
+    plain: bool = False
 
 
 TABLE: dict[str, Place] = {  # in the help's order: as a person meets them
     "create": Place("change", "Makes an empty store."),
-    "info": Place("inspect", "Says what a store is: domain, sizes, commits, recovery."),
-    "ls": Place("inspect", "Lists the names of a store or group, with what they hold."),
-    "show": Place("show", "Shows what a name holds, with a small picture of arrays."),
+    "info": Place("inspect", "Says what a store is: domain, sizes, commits, recovery.", plain=True),
+    "ls": Place("inspect", "Lists the names of a store or group, with what they hold.", plain=True),
+    "show": Place("show", "Shows what a name holds, with a small picture of arrays.", plain=True),
     "set": Place("change", "Stores a value under a name, replacing what was there."),
     "rm": Place("change", "Removes names: all of them, or none if one is wrong."),
-    "check": Place("inspect", "Checks every invariant of a store, and changes nothing."),
+    "check": Place(
+        "inspect", "Checks every invariant of a store, and changes nothing.", plain=True
+    ),
     "repair": Place("repair", "Says what can be mended of a store, and mends it."),
     "resolve": Place("resolve", "Goes back to the held version, or lets go of it."),
     "job": Place("job", "Says what the ranks of a job can go on from."),

@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from pmstore._base.version import VERSION
 from pmstore._engine.reports import SegmentUsage
-from pmstore.show import page, svg
+from pmstore.show import svg
 from pmstore.show.run_charts import charts_of
 from pmstore.show.snapshot_of_runs import Gathered, RunState, TierContent
 from pmstore.show.svg import Chart
 from pmstore.show.units import moment, number, seconds, size
 
+if TYPE_CHECKING:
+    import jinja2
+
+BEGIN = b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>pmstore report: '
+"""What every report begins with."""
 BYTES_MOST = 2_000_000
 """The most bytes that the file has."""
 _POINTS = (600, 300, 150, 75, 40, 20)
@@ -32,13 +37,36 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class _Panel:
+class _Run:
     """A run of a store in a report, with its charts."""
 
-    store: Reported
-    run: RunState
+    state: RunState
     title: str
     charts: Sequence[Chart]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """kinds: for each column "t" if it is text, "l" if it is long, else a number."""
+
+    caption: str
+    titles: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    kinds: str
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """What stands under a title: those of these that are not empty, in this order. none: says why
+    there is nothing to see."""
+
+    title: str
+    dim: str = ""
+    line: str = ""
+    none: str = ""
+    chart: dict[str, Any] | None = None
+    segments: Sequence[dict[str, Any]] = ()
+    table: _Table | None = None
 
 
 def report(stores: Sequence[Reported], now: float | None = None) -> str:
@@ -56,47 +84,57 @@ def report(stores: Sequence[Reported], now: float | None = None) -> str:
 
 
 def _report(stores: Sequence[Reported], points: int, now: float) -> str:
-    panels = list(_panels(stores, points))
+    runs = list(_runs(stores, points))
     title = ", ".join(one.store.info.path for one in stores[:3]) + (
         f" and {len(stores) - 3} more" if len(stores) > 3 else ""
     )
-    sections = {
-        "overview": ("Overview", _overview(stores)),
-        "loss": ("Loss", _charts(panels, "loss")),
-        "commits": ("Commits and what they cost", _charts(panels, "cost", "bytes", "rate")),
-        "decisions": ("Decisions, and why", _decisions(panels, points // 2)),
-        "heap": ("Heap", _heaps(stores)),
-        "tiers": ("Tiers and epochs", _tiers(stores, points // 2)),
-        "starts": ("Starts of the program", _starts(panels)),
-    }
-    links = " ".join(f'<a href="#{at}">{name}</a>' for at, (name, _) in sections.items())
-    body = (
-        f'<a class="skip" href="#overview">To the content</a><header>'
-        f"<h1>pmstore report: {escape(title)}</h1>"
-        f'<p class="dim">As of {moment(now)}, by pmstore {VERSION}. A chart that has '
-        "the focus is read by the arrow keys.</p>"
-        f'<nav aria-label="Sections">{links}</nav></header><main>'
-        + "".join(
-            f'<section aria-labelledby="{at}"><h2 id="{at}">{name}</h2>{held}</section>'
-            for at, (name, held) in sections.items()
-        )
-        + "</main>"
+    no_run = "There is no training run in it."
+    sections = (
+        ("overview", "Overview", [_overview(stores)], ""),
+        ("loss", "Loss", _charts(runs, "loss"), no_run),
+        ("commits", "Commits and what they cost", _charts(runs, "cost", "bytes", "rate"), no_run),
+        ("decisions", "Decisions, and why", _decisions(runs, points // 2), no_run),
+        ("heap", "Heap", [_heap(stores, one) for one in stores], ""),
+        ("tiers", "Tiers and epochs", _tiers(stores, points // 2), "No store has a tier."),
+        ("starts", "Starts of the program", _starts(runs), no_run),
     )
-    data = {
-        "stores": [_numbers(one) for one in stores],
-        "charts": {chart.name: svg.points(chart) for panel in panels for chart in panel.charts},
-    }
-    return page.document(title, body, data, (svg.WIDTH, svg.TOP, svg.HEIGHT - svg.BOTTOM))
+    return _template().render(
+        title=title,
+        now=moment(now),
+        version=VERSION,
+        sections=sections,
+        data={
+            "stores": [_numbers(one) for one in stores],
+            "charts": {chart.name: svg.points(chart) for run in runs for chart in run.charts},
+        },
+        box={"wide": svg.WIDTH, "top": svg.TOP, "foot": svg.HEIGHT - svg.BOTTOM},
+    )
 
 
-def _panels(stores: Sequence[Reported], points: int) -> Iterable[_Panel]:
+@cache
+def _template() -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pmstore", "show"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.get_template("report.html.j2")
+
+
+def _runs(stores: Sequence[Reported], points: int) -> Iterable[_Run]:
     number_of = 0
     alone = len(stores) == 1 and len(stores[0].store.runs) == 1
     for one in stores:
         for run in one.store.runs:
             title = run.name if alone else f"{_called(stores, one)}: {run.name}"
             charts = charts_of(run.course, f"{number_of}", points) if run.course else ()
-            yield _Panel(one, run, title, charts)
+            yield _Run(run, title, charts)
             number_of += 1
 
 
@@ -142,18 +180,10 @@ def _known(value: float) -> float | None:
     return value if value == value else None
 
 
-def _grid(panels: Iterable[str]) -> str:
-    return f'<div class="grid">{"".join(panels)}</div>'
-
-
-def _panel(title: str, content: str) -> str:
-    return f'<div class="panel"><h3>{escape(title)}</h3>{content}</div>'
-
-
 # ---- sections
 
 
-def _overview(stores: Sequence[Reported]) -> str:
+def _overview(stores: Sequence[Reported]) -> _Panel:
     rows = []
     for one in stores:
         info = one.store.info
@@ -174,7 +204,7 @@ def _overview(stores: Sequence[Reported]) -> str:
         *("store", "run", "step", "loss", "steps a second", "commit", "share of time", "at risk"),
         *("domain", "commits", "used", "file", "opened"),
     )
-    return _grid([_panel("All stores", page.table("Stores and runs", titles, rows, "tt"))])
+    return _Panel("All stores", table=_Table("Stores and runs", titles, rows, "tt"))
 
 
 def _lately(run: RunState | None) -> tuple[str, ...]:
@@ -192,89 +222,78 @@ def _lately(run: RunState | None) -> tuple[str, ...]:
     return number(loss), number(course.rate()), seconds(cost), told, seconds(course.stake_seconds)
 
 
-def _charts(panels: Sequence[_Panel], *kinds: str) -> str:
-    old = '<p class="none">Nothing was recorded by the version that wrote it.</p>'
+def _charts(runs: Sequence[_Run], *kinds: str) -> list[_Panel]:
     drawn = [
-        _panel(f"{chart.title}: {panel.title}", _chart(chart))
+        _Panel(f"{chart.title}: {run.title}", chart=_chart(chart))
         for kind in kinds
-        for panel in panels
-        for chart in panel.charts
+        for run in runs
+        for chart in run.charts
         if chart.name.startswith(f"{kind}-")
     ]
-    drawn += [_panel(panel.title, old) for panel in panels if not panel.charts]
-    return _grid(drawn) if drawn else '<p class="none">There is no training run in it.</p>'
+    old = "Nothing was recorded by the version that wrote it."
+    return drawn + [_Panel(run.title, none=old) for run in runs if not run.charts]
 
 
-def _chart(chart: Chart) -> str:
+def _chart(chart: Chart) -> dict[str, Any]:
+    from markupsafe import Markup
+
     keys = [(line.kind, line.label) for line in chart.lines]
     keys += [(marks.kind, marks.label) for marks in chart.marks if marks.label and len(marks.x)]
-    legend = "".join(
-        f'<span><i class="key {kind}"></i>{escape(label)}</span>' for kind, label in keys
-    )
     log = ", logarithmic" if not chart.empty and svg.scales(chart)[1].logarithmic else ""
-    return (
-        f'<p class="dim">{escape(chart.y_title)}{log}</p>{svg.draw(chart)}'
-        f'<output id="{chart.name}-out" for="{chart.name}"></output>'
-        f'<p class="legend">{legend}</p>'
-    )
+    drawn = Markup(svg.draw(chart))  # which escapes
+    return {"name": chart.name, "y_title": chart.y_title + log, "svg": drawn, "legend": keys}
 
 
-def _decisions(panels: Sequence[_Panel], most: int) -> str:
+def _decisions(runs: Sequence[_Run], most: int) -> list[_Panel]:
     titles = (
         *("step", "at", "to", "why", "at risk", "expected cost", "failures an hour"),
         "predicted overhead",
     )
     drawn = []
-    for panel in panels:
-        made = panel.run.course.decisions if panel.run.course else ()
-        rows = (
+    for run in runs:
+        made = run.state.course.decisions if run.state.course else ()
+        rows = [
             (
                 *(f"{one.step:,}", moment(one.time), one.target, one.reason),
                 *(seconds(one.risk), seconds(one.cost), number(one.hazard * 3600)),
                 f"{number(one.predicted_overhead * 100)} %",
             )
             for one in reversed(made[-most:])
-        )
-        told = (
-            page.table(f"The newest {min(len(made), most)} decisions", titles, rows, "nttt")
-            if made
-            else '<p class="none">No scheduler decided: every step commits.</p>'
-        )
-        drawn.append(_panel(panel.title, told))
-    return _grid(drawn) if drawn else '<p class="none">There is no training run in it.</p>'
+        ]
+        if rows:
+            told = _Table(f"The newest {len(rows)} decisions", titles, rows, "nttt")
+            drawn.append(_Panel(run.title, table=told))
+        else:
+            drawn.append(_Panel(run.title, none="No scheduler decided: every step commits."))
+    return drawn
 
 
-def _heaps(stores: Sequence[Reported]) -> str:
-    return _grid(
-        _panel(
-            _called(stores, one),
-            "".join(_segment(number, each) for number, each in enumerate(one.store.usage)),
-        )
-        for one in stores
-    )
+def _heap(stores: Sequence[Reported], one: Reported) -> _Panel:
+    segments = [_segment(number, each) for number, each in enumerate(one.store.usage)]
+    return _Panel(_called(stores, one), segments=segments)
 
 
-def _segment(place: int, segment: SegmentUsage) -> str:
-    """Draws a segment as a line of cells: the more of a cell is in use, the darker it is."""
+def _segment(place: int, segment: SegmentUsage) -> dict[str, Any]:
+    """Describes a segment as a line of cells: the more of a cell is in use, the darker it is."""
     room = segment.data_bytes / max(len(segment.cells), 1)
     width = 640 / max(len(segment.cells), 1)
-    cells = "".join(
-        f'<rect x="{cell * width:.4g}" y="0" width="{width:.4g}" height="30" '
-        f'opacity="{max(used / room, 0.15):.2f}"><title>{size(used)} of {size(room)}</title></rect>'
+    cells = [
+        {
+            "x": f"{cell * width:.4g}",
+            "opacity": f"{max(used / room, 0.15):.2f}",
+            "told": f"{size(used)} of {size(room)}",
+        }
         for cell, used in enumerate(segment.cells)
         if used
-    )
+    ]
     told = (
         f"Segment {place}: {size(segment.used_bytes)} of {size(segment.data_bytes)} in "
         f"{segment.blocks:,} blocks"
     )
-    return (
-        f'<p>{told}</p><svg class="heap" viewBox="0 0 640 30" preserveAspectRatio="none" '
-        f'role="img" aria-label="{told}"><rect class="frame" width="640" height="30"/>{cells}</svg>'
-    )
+    return {"told": told, "width": f"{width:.4g}", "cells": cells}
 
 
-def _tiers(stores: Sequence[Reported], most: int) -> str:
+def _tiers(stores: Sequence[Reported], most: int) -> list[_Panel]:
     titles = ("epoch", "made", "state", "files", "ranks", "kept", "problem")
     drawn = []
     for one in stores:
@@ -282,37 +301,42 @@ def _tiers(stores: Sequence[Reported], most: int) -> str:
             tier.name: tier for run in one.store.runs if run.course for tier in run.course.tiers
         }
         for tier in one.tiers:
-            every = f", every {tier.every} commits" if tier.every else ""
-            about = f'<p class="dim">{escape(tier.url)}{every}</p>'
+            now = ""
             if (state := states.get(tier.name)) is not None:
-                now = (
-                    f"epoch {state.under_way:,} was {state.share:.0%} written"
-                    if state.under_way
-                    else ("the last flush failed" if state.failed else "no flush was under way")
-                )
-                about += f"<p>At {moment(state.time)}: newest epoch {state.epoch:,}; {now}.</p>"
-            rows = (
+                flush = "the last flush failed" if state.failed else "no flush was under way"
+                if state.under_way:
+                    flush = f"epoch {state.under_way:,} was {state.share:.0%} written"
+                now = f"At {moment(state.time)}: newest epoch {state.epoch:,}; {flush}."
+            rows = [
                 (
                     *(f"{each.epoch:,}", moment(each.time), size(each.state_bytes)),
                     *(size(each.file_bytes), f"{len(each.ranks)} of {each.world_size}"),
                     *(", ".join(map(str, each.kept)), each.problem or ""),
                 )
                 for each in tier.epochs[:most]
+            ]
+            told = _Table(f"Epochs in {tier.name}", titles, rows, "ntnnnll")
+            every = f", every {tier.every} commits" if tier.every else ""
+            drawn.append(
+                _Panel(
+                    f"{_called(stores, one)}: {tier.name}",
+                    dim=f"{tier.url}{every}",
+                    line=now,
+                    none=tier.problem or "",
+                    table=None if tier.problem else told,
+                )
             )
-            held = page.table(f"Epochs in {tier.name}", titles, rows, "ntnnnll")
-            told = f'<p class="none">{escape(tier.problem)}</p>' if tier.problem else held
-            drawn.append(_panel(f"{_called(stores, one)}: {tier.name}", about + told))
-    return _grid(drawn) if drawn else '<p class="none">No store has a tier.</p>'
+    return drawn
 
 
-def _starts(panels: Sequence[_Panel]) -> str:
+def _starts(runs: Sequence[_Run]) -> list[_Panel]:
+    titles = ("after step", "at", "process", "opens of the store", "of them after a crash")
     drawn = []
-    for panel in panels:
-        starts = panel.run.course.starts if panel.run.course else ()
-        rows = (
+    for run in runs:
+        rows = [
             (f"{one.step:,}", moment(one.time), one.pid, f"{one.opens:,}", f"{one.unclean_opens:,}")
-            for one in starts
-        )
-        titles = ("after step", "at", "process", "opens of the store", "of them after a crash")
-        drawn.append(_panel(panel.title, page.table("Processes that trained", titles, rows, "nt")))
-    return _grid(drawn) if drawn else '<p class="none">There is no training run in it.</p>'
+            for one in (run.state.course.starts if run.state.course else ())
+        ]
+        told = _Table("Processes that trained", titles, rows, "nt")
+        drawn.append(_Panel(run.title, table=told))
+    return drawn

@@ -21,10 +21,9 @@ and a suite of tests, `PlaceTests`, that tells whether a place does for tiers (d
 
 from pmstore._engine.crash_points import kill_at_primitive, primitives_seen
 from pmstore.testing.forkserver import ForkServer, KilledRun, shared_words
-from pmstore.testing.job_trials import job_test
 from pmstore.testing.outcomes import CrashTestResult, Outcome
 from pmstore.testing.runner import Program
-from pmstore.testing.trials import crash_test
+from pmstore.testing.trials import crash_test, job_test
 
 __all__ = [
     "CrashTestResult",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pmstore.testing import crashboard, processes
 from pmstore.testing.outcomes import Finding, Kill, Outcome
-from pmstore.testing.runner import Runner, board_of, said
+from pmstore.testing.runner import Run, Runner, board_of, said
 
 _PROCESSES = 255
 """How many processes may open a store in one run, those that a launcher starts again included."""
@@ -20,23 +19,11 @@ _EXCEPTION = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class JobRun:
-    """One run of the command: how it ended, the end of what it said, what its processes noted in
-    the order in which they opened a store, how many of the kills came, and the seconds from the
-    first open to the end."""
-
-    status: int
-    said: str
-    seen: list[crashboard.Seen]
-    kills: int
-    seconds: float
-
-
 def run_job(
     runner: Runner, cwd: Path, kills: Sequence[Kill], names: Mapping[str, str], *, resumed: bool
-) -> JobRun:
-    """Runs the command until it ends by itself, or all of it is killed.
+) -> Run:
+    """Runs the command until it ends by itself, or all of it is killed. Its seconds count from the
+    first open of a store.
 
     kills: in turn, as long as it goes on: a launcher may start what died again. Times count from
         the first open of a store after the kill before. names: of victims, as the program has them.
@@ -70,12 +57,14 @@ def run_job(
         if kill is not None and kill.primitive:  # the command has ended by that kill
             orders.next([])
     ended = time.monotonic()
-    return JobRun(
-        child.returncode,
-        _complaints(said(cwd, 1 << 20)) or said(cwd),
-        crashboard.read_job(board),
-        orders.carried_out,
-        ended - (opened or ended),
+    return Run(
+        status=child.returncode,
+        said=_complaints(said(cwd, 1 << 20)) or said(cwd),
+        seen=crashboard.read_job(board),
+        kills=orders.carried_out,
+        failed=child.returncode != 0 and not orders.carried_out,
+        over=child.returncode == 0,
+        seconds=ended - (opened or ended),
     )
 
 

@@ -100,4 +100,3 @@ class Finding(Exception):
     def __init__(self, outcome: Outcome, detail: str) -> None:
         super().__init__(detail)
         self.outcome = outcome
-        self.acknowledged = 0

@@ -6,8 +6,10 @@ import concurrent.futures
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,16 +70,24 @@ class Program:
 
 @dataclass(frozen=True)
 class Run:
-    """The outcome of one run: how it ended, the end of what it said, and what it noted on the
-    board."""
+    """One run of the command.
+
+    Attributes:
+        status, said: how it ended, and the end of what it said.
+        seen: what its processes noted on the board, in the order in which they opened a store.
+        kills: how many of the ordered kills are behind it.
+        failed: it ended badly, and no kill is the reason.
+        over: nothing is left to be resumed.
+        seconds: that it took.
+    """
 
     status: int
     said: str
-    seen: crashboard.Seen
-
-    @property
-    def domain(self) -> str:
-        return DOMAINS.get(self.seen.domain, "")
+    seen: Sequence[crashboard.Seen]
+    kills: int
+    failed: bool
+    over: bool
+    seconds: float
 
 
 class Runner:
@@ -157,10 +167,13 @@ class Runner:
         *,
         resumed: bool = False,
     ) -> Run:
+        """Runs a program of one store until it ends or is killed. A kill counts as behind it also
+        where the program ended before."""
         board, timeout = board_of(cwd), self.program.timeout_seconds
         point = kill.primitive if kill is not None else 0
         environment = crashboard.environment(board, at=point, power_seed=power_seed)
         patience = kill.delay_seconds if kill is not None and not kill.primitive else timeout
+        began = time.monotonic()
         with self.started(cwd, environment, resumed=resumed) as child:
             try:
                 child.wait(patience)
@@ -171,7 +184,18 @@ class Runner:
                     child.terminate()
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         child.wait(self.program.grace_seconds)
-        return Run(child.returncode, said(cwd), crashboard.read(board))
+        # how a program that was asked to end says that it did so is its own affair
+        well = (0,) if kill is None else (0, -signal.SIGKILL)
+        page, status = crashboard.read(board), child.returncode
+        return Run(
+            status=status,
+            said=said(cwd),
+            seen=[page] if page.path else [],
+            kills=int(kill is not None),
+            failed=status not in well and not (kill is not None and self.terminates),
+            over=kill is None,
+            seconds=time.monotonic() - began,
+        )
 
 
 def board_of(cwd: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from pmstore.course.records import GROUP as COURSE
 from pmstore.errors import PmstoreError
 from pmstore.objects.containers import Group
-from pmstore.objects.generations import Member
+from pmstore.objects.generations import Key, Member
 from pmstore.objects.job_record import members, without_run
 from pmstore.objects.lists import List
 from pmstore.objects.slots import Slots
@@ -102,6 +102,61 @@ def examine(path: Path, verify: Verify | None, name: str = "") -> Examined:
         raise Finding(Outcome.MANUAL, f"the store does not open: {error}") from None
     finally:
         copy.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The stores of a program as a run left them, by their names. Those that are not there yet are
+    left out."""
+
+    names: Sequence[str]
+    found: Mapping[str, Examined]
+
+    @classmethod
+    def left(cls, cwd: Path, names: Iterable[str], verify: Verify | None) -> Stores:
+        """Opens a copy of each. Raises: Finding: a store does not open, is not sound, or does not
+        pass the verification."""
+        found, names = {}, list(names)
+        for name in names:
+            if (cwd / name).exists():
+                try:
+                    found[name] = examine(cwd / name, verify, name)
+                except Finding as finding:
+                    raise Finding(finding.outcome, f"{name}: {finding}") from None
+        return cls(names, found)
+
+    @property
+    def state(self) -> dict[str, str]:
+        """Hashes of what all of them hold, by name: of several stores, after the store's."""
+        several = len(self.names) > 1
+        return {
+            f"{name}: {path}" if several else path: digest
+            for name, examined in self.found.items()
+            for path, digest in examined.state.items()
+        }
+
+    def commits(self, name: str) -> int:
+        return self.found[name].commits if name in self.found else 0
+
+    def runs(self) -> list[str]:
+        return sorted({run for examined in self.found.values() for run in examined.members})
+
+    def members(self, run: str) -> list[Member]:
+        """Returns what each store would bring to a joining of that run."""
+        return [
+            self.found[name].members.get(run, self.found[name].bare)
+            if name in self.found
+            else Member(None, "", held=False, run_step=None, name=name)
+            for name in self.names
+        ]
+
+    def rank(self, name: str) -> int:
+        members = self.found[name].members.values() if name in self.found else ()
+        return min((one.record.rank for one in members if one.record is not None), default=0)
+
+    def newest(self) -> list[Key]:
+        """Returns the last generation of each run, of each store."""
+        return [one.keys[0] for run in self.runs() for one in self.members(run)]
 
 
 def differing(a: dict[str, str], b: dict[str, str]) -> list[str]:

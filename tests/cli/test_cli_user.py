@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import pmstore
 from pmstore.commands import cli
+from pmstore.commands.cli import plain
 from pmstore.commands.json_arrays import exact_array
 from pmstore.commands.program import app
-from pmstore.commands.quick import FORMS, understood
 from pmstore.commands.table import TABLE
 from pmstore.show.curve import curve, thinned
 
@@ -180,11 +180,11 @@ def test_words_that_are_wrong_are_one_line(main: Callable[..., Answer], path: Pa
 def test_a_fault_of_pmstore_is_one_line(
     main: Callable[..., Answer], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
+    def broken(path: Path) -> None:
         raise RuntimeError("by mistake")
 
     monkeypatch.delenv("PMSTORE_TRACEBACK", raising=False)
-    monkeypatch.setattr("pmstore.commands.answers.ls", broken)
+    monkeypatch.setattr("pmstore.commands.inspect.ls", broken)
     code, out, err = main("ls", path)
     assert (code, out) == (3, "")
     assert err.startswith("pmstore: a fault of pmstore: RuntimeError: by mistake")
@@ -485,21 +485,21 @@ def test_what_is_asked_most_imports_neither_typer_nor_rich(words: list[str], pat
     assert heavy & there == set()
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [name for name, place in TABLE.items() if place.plain])
 def test_quick_forms_say_what_typer_says(
     name: str, path: Path, main: Callable[..., Answer]
 ) -> None:
     """Both parsers know the same flags, and give the same answers."""
     words = [path, "losses"] if name == "show" else [path]
-    for flag in (None, *FORMS[name][2]):
+    for flag in (None, "--json", *(("-r", "--recursive") if name == "ls" else ())):
         given = [name, *words, *([flag] if flag else [])]
-        assert understood([str(word) for word in given]) is not None
+        assert plain([str(word) for word in given]) is not None
         assert main(*given) == run(*given)
 
 
 def test_what_is_not_plain_is_left_to_typer(path: Path) -> None:
     for words in (["ls"], ["ls", "--help"], ["ls", "a", "b", "c"], ["show", "a"], ["set", "a"], []):
-        assert understood(words) is None
+        assert plain(words) is None
 
 
 def test_damage_is_bad_news(path: Path) -> None:
