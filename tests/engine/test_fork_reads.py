@@ -54,12 +54,14 @@ class Child:
 
 
 def wait_until_home(store: pmstore.Store) -> None:
-    """All that was committed is written to its place in the file."""
-    before = store.stats().home_syncs
-    while store.stats().home_syncs < before + 2:  # the first may have begun before the call
-        store["beat"] = np.full(PAGE_ITEMS, before)
+    """All that was committed is written to its place in the file: as soon as nothing is committed
+    for a moment."""
+    for beat in range(2):  # the first may have begun before the call
+        before = store.stats().home_bytes
+        store["beat"] = np.full(PAGE_ITEMS, beat)
         store.commit()
-        time.sleep(0.01)
+        while store.stats().home_bytes == before:
+            time.sleep(0.01)
 
 
 def opened(path: Path, **arrays: np.ndarray) -> pmstore.Store:  # type: ignore[type-arg]
