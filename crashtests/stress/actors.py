@@ -512,13 +512,14 @@ class Forker(Actor):
                     for part in unit.parts
                     if part.in_place
                 ]
+            parent = os.getpid()
             child = os.fork()
             if child == 0:
-                self._look(shown, pauses)
+                self._look(shown, pauses, parent)
         self.children.append(child)
 
-    def _look(self, shown: list[tuple[Any, Any, int]], pauses: list[float]) -> None:
-        """The child."""
+    def _look(self, shown: list[tuple[Any, Any, int]], pauses: list[float], parent: int) -> None:
+        """The child. Once its parent is killed, nobody keeps for it what the next owner writes."""
         gc.disable()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(20)
@@ -534,8 +535,9 @@ class Forker(Actor):
                         float(np.asarray(array).sum())
                 time.sleep(pause)
         except WrongError as error:
-            self.life.board.fail(f"{self.name}, {pauses}: {error}")
             code = 1
+            if os.getppid() == parent:
+                self.life.board.fail(f"{self.name}, {pauses}: {error}")
         except BaseException as error:
             self.life.board.fail(f"{self.name}: a fork child: {error!r}")
             code = 1
