@@ -3,9 +3,7 @@ compacted, beside readers in other processes."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +13,11 @@ import pmstore
 from crashtests.stress import board as b
 from crashtests.stress.actors import FIRST, Actor
 from crashtests.stress.content import WrongError, encode, expect_filled
-from crashtests.stress.life import PATIENCE_SECONDS, Session
+from crashtests.stress.life import PATIENCE_SECONDS, Session, end_with_parent
 from crashtests.stress.unit import WORDS, Filled, Flipped, Large, Names, Part, Replaced, Unit
 
 if TYPE_CHECKING:
     from crashtests.stress.life import Life
-
-PR_SET_PDEATHSIG = 1
 
 
 class Grown(Replaced):
@@ -215,8 +211,8 @@ class Beside(Actor):
         parent = os.getpid()
         if os.fork() == 0:
             try:
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-                while os.getppid() == parent:
+                end_with_parent(parent)
+                while True:
                     self._read()
             except BaseException as error:
                 self.life.board.fail(f"{self.name}, a reader: {type(error).__name__}: {error}")

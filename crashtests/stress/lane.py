@@ -18,7 +18,7 @@ from typing import NoReturn
 from crashtests import cases
 from crashtests.stress import board as b
 from crashtests.stress.board import Board
-from crashtests.stress.life import Life, Plan
+from crashtests.stress.life import Life, Plan, end_with_parent
 from crashtests.stress.scenarios import ALL, DOMAINS, Scenario
 
 OPEN_SECONDS = 60.0
@@ -210,9 +210,9 @@ class Lane:
             shutil.copyfile(plan.path, plan.folder / "before.pm")
         board.words[b.PHASE] = b.STARTED
         looked = board.words[b.LOOKED]
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
-            _live(track, plan, board)
+            _live(track, plan, board, parent)
         ours, status, stalled = _kill(child, board, track, delay, early, plan.long)
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         new = Count(
@@ -243,9 +243,10 @@ class Lane:
         return failure
 
 
-def _live(track: Track, plan: Plan, board: Board) -> NoReturn:
+def _live(track: Track, plan: Plan, board: Board, parent: int) -> NoReturn:
     """In the child."""
     try:
+        end_with_parent(parent)
         out = os.open(plan.folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(out, 1)
         os.dup2(out, 2)

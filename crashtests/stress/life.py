@@ -4,6 +4,7 @@ lets its actors run."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -25,6 +26,7 @@ from crashtests.stress.content import WrongError
 from pmstore.testing import crashboard
 
 PATIENCE_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
 FAILED_EXIT = 9
 
 REFUSED = (pmstore.TransactionError, pmstore.ClosedStoreError, pmstore.MirrorError)
@@ -294,6 +296,13 @@ class Life:
         """Finalizers may fail as other calls may; nothing else."""
         if not isinstance(args.exc_value, (*REFUSED, KeyboardInterrupt, InterruptedError)):
             self.fail_with(args.exc_value or args.exc_type(), f"ignored in {args.object!r}")
+
+
+def end_with_parent(parent: int) -> None:
+    """This process is killed when the thread ends that forked it. parent: the process of that."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def arm(primitive: int, power_seed: int | None, folder: Path) -> None:

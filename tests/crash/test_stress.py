@@ -4,9 +4,14 @@ hour, with 10,000 kills."""
 from __future__ import annotations
 
 import json
+import os
 import random
+import secrets
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -140,6 +145,35 @@ def test_a_lie_is_found(liar: type[Actor], told: str, shm: Path) -> None:
     assert len(found) == 1
     assert told in found[0].text
     assert (Path(found[0].kept) / "report.txt").read_text().endswith(found[0].text + "\n")
+
+
+def test_interrupted_it_leaves_no_process() -> None:
+    """Not even a program that would go on until it is killed."""
+    words = [sys.executable, "-m", "crashtests.stress", "--seconds", "600", "--lanes", "2"]
+    environment = {**os.environ, "PMSTORE_STRESS_TOKEN": secrets.token_hex()}
+    run = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("seed 1")
+    token = f"PMSTORE_STRESS_TOKEN={environment['PMSTORE_STRESS_TOKEN']}"
+    while len(alive(token)) < 5:  # itself, lanes, lives
+        time.sleep(0.01)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+    end = time.monotonic() + 30
+    while alive(token) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert alive(token) == []
+
+
+def alive(token: str) -> list[int]:
+    """Processes that have it in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if token.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 def test_an_actor_that_stands_still_is_found(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
