@@ -31,7 +31,8 @@ from pmstore.torch.wrappers import inner_optimizers
 
 
 class Part(Protocol):
-    """One thing that a run keeps. All parts use these words, as far as they have the need:
+    """One thing that a run keeps. What this class declares a run asks of every part alike. The
+    other words mean the same in each part that has the need for them:
 
     create   of a new run: what the program gives goes into the store; pending
     check    compares what is stored with what the program gives; changes nothing

@@ -226,12 +226,12 @@ def test_a_superblock_that_is_none_is_not_believed(
     """Where segments lie, and how large the store is: whoever reads an epoch asks the engine
     first."""
     with_head(manifest, at, form, value)
-    backend = open_place(manifest.parent)
+    place = open_place(manifest.parent)
     with pytest.raises(BrokenEpochError, match="corrupt"):
         read_arrays(manifest)
     with pytest.raises(TierError, match="corrupt"):
         pmstore.restore(path.with_name("x.pm"), manifest.parent)
-    assert (verify(backend, list_epochs(backend)[0]) or "").startswith("corrupt")
+    assert (verify(place, list_epochs(place)[0]) or "").startswith("corrupt")
     assert {one.name for one in path.parent.iterdir()} == {path.name, manifest.parent.name}
 
 
@@ -262,8 +262,8 @@ def test_sizes_of_objects_are_not_believed(
 ) -> None:
     """The file has 8 MiB, so that the smaller ones are within it; what is behind the array is in no
     chunk."""
-    backend = open_place(manifest.parent)
-    source = EpochBytes(backend, list_epochs(backend)[0], 0)
+    place = open_place(manifest.parent)
+    source = EpochBytes(place, list_epochs(place)[0], 0)
     (one,) = [
         one for one in Image(source.read, source.manifest.state_bytes).arrays() if one.name == "a"
     ]

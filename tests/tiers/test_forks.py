@@ -31,14 +31,14 @@ def test_a_fork_child_does_not_keep_the_tier(filled: pmstore.Store, path: Path, 
 
 def test_a_lock_is_given_up_though_a_child_has_not_run_yet(tmp_path: Path) -> None:
     """It shares the open file until its own hooks close it."""
-    backend = LocalPlace(tmp_path / "tier", Access())
-    lock = backend.lock("run.", "session")
+    place = LocalPlace(tmp_path / "tier", Access())
+    lock = place.lock("run.", "session")
     in_child = os.dup(lock.fd)
     lock.release()
-    again = backend.lock("run.", "another")
+    again = place.lock("run.", "another")
     os.close(in_child)
     with pytest.raises(pmstore.TierError, match="another store or process"):
-        backend.lock("run.", "third")
+        place.lock("run.", "third")
     again.release()
 
 

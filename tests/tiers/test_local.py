@@ -169,9 +169,9 @@ def test_keep_takes_no_epoch_for_one_whose_files_went(
     filled.drain()
     publish = LocalPlace.publish
 
-    def lose(backend: LocalPlace, name: str, data: bytes) -> None:
-        publish(backend, name, data)
-        os.unlink(backend.path / Manifest.unpack(data).files[-1][0])
+    def lose(place: LocalPlace, name: str, data: bytes) -> None:
+        publish(place, name, data)
+        os.unlink(place.path / Manifest.unpack(data).files[-1][0])
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalPlace, "publish", lose)

@@ -108,7 +108,9 @@ class Place(Source, Protocol):
     """Whether a call may never return: a flush that makes no progress is then given up."""
 
     def publish(self, name: str, data: bytes) -> None:
-        """Makes a small file, or replaces it: all of it, durable on return, or nothing."""
+        """Makes a small file, or replaces it: all of it, durable on return, or nothing. A place
+        that cannot replace a file at once (SFTP) may show half of it for a moment: checksums
+        tell."""
 
     def modified(self, name: str) -> float | None:
         """Returns when a file was written or touched last, in seconds of the place's own clock;
