@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -202,18 +203,21 @@ DOOR = {
 }
 
 
-def _imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def _imports(path: Path) -> list[tuple[int, str]]:
     """All, those in functions and for types too: (line, module)."""
+    found: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.module
             assert not node.level, f"{path}:{node.lineno}: import by the whole name"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 home = DOOR.get(alias.name) if node.module == "pmstore" else None
-                yield node.lineno, whole if whole in MODULES else home or node.module
+                found.append((node.lineno, whole if whole in MODULES else home or node.module))
+    return found
 
 
 def _python_layer(module: str) -> str:
