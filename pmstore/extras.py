@@ -6,7 +6,7 @@ from __future__ import annotations
 _BY = {
     "torch": "'pmstore[torch]'",
     "safetensors": "'pmstore[export]'",
-    "jinja2": "'pmstore[cli]'",
+    **dict.fromkeys(("jinja2", "markupsafe"), "'pmstore[cli]'"),
     "sklearn": "scikit-learn",
     "ray": "'ray[train]'",
     "prometheus_client": "'pmstore[prometheus]'",

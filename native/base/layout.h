@@ -235,7 +235,7 @@ static_assert(sizeof(struct pms_dir_slot) == 16, "dir slot");
 
 /* What else a new kind needs: its bytes in docs/FORMAT.md, and a bit of the format that keeps older
  * versions off; what names/directory*.c, list.c and objects/object.c, check.c ask by kind (sound,
- * bound, freed, walked); pms.cdef and engine/constants.py; what is asked by kind in objects/
+ * bound, freed, walked); pms.cdef and _engine/constants.py; what is asked by kind in objects/
  * (entries, containers, names, soundness), formats/ (portable, compaction) and tiers/image.py. */
 enum pms_object_kind {
     PMS_OBJECT_VALUE = 1, /* meta is the value itself (msgpack); no data block */

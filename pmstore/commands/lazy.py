@@ -37,7 +37,9 @@ class Commands(TyperGroup):
                     command = getattr(module, cmd_name)
                     hints = get_type_hints(command, localns=self.types, include_extras=True)
                     command.__annotations__ = hints
-                    self.application.command(cmd_name)(command)
+                    known = self.application.registered_commands
+                    if all(one.callback is not command for one in known):
+                        self.application.command(cmd_name)(command)
             elif stranger := _strangers().get(cmd_name):
                 stranger.load()
             else:

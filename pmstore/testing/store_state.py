@@ -135,6 +135,10 @@ class Stores:
             for path, digest in examined.state.items()
         }
 
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in self.names if name not in self.found]
+
     def commits(self, name: str) -> int:
         return self.found[name].commits if name in self.found else 0
 

@@ -95,7 +95,8 @@ class _Seen:
     common: dict[str, Key] = field(default_factory=dict)
 
     def note(self, run: Run, cwd: Path, names: Mapping[str, str]) -> None:
-        """Takes in what the processes of a run noted."""
+        """Takes in what the processes of a run noted. Raises: Finding: commits had returned in a
+        store that nobody will look at."""
         if self.stores is not None:
             self.returned = {name: self.stores.commits(name) for name in self.stores.names}
         self.stores = None
@@ -104,6 +105,13 @@ class _Seen:
             if name is not None and name in names:
                 self.returned[name] = max(self.returned.get(name, 0), page.acknowledged)
                 self.agreed[name] = max(self.agreed.get(name, 0), page.agreed)
+            elif page.acknowledged:
+                raise Finding(
+                    Outcome.LOST,
+                    f"{page.path}: {page.acknowledged} commits had returned, in a store that a run "
+                    f"which nobody killed does not have (it has {', '.join(names)}): a run that "
+                    "is resumed has to open the same one",
+                )
 
 
 def _within(cwd: Path, path: str) -> str | None:
@@ -361,6 +369,8 @@ class _Driver:
         if not any(page.acknowledged for page in run.seen):
             raise ValueError(f"the {noun} commits nothing")
         stores = Stores.left(cwd, sorted(names), self.verify)
+        if missing := stores.missing:
+            raise ValueError(f"a run that nobody killed leaves no store {missing[0]}")
         commits = self.kind.end(stores)
         if missing := [name for name in results if not (cwd / name).is_file()]:
             raise ValueError(f"a run that nobody killed leaves no file {missing[0]}")
@@ -375,7 +385,7 @@ class _Driver:
         )
 
     def trial(self, plan: _Plan, reference: _Reference) -> Trial:
-        cwd, kills = self.room / f"trial{plan.number}", list(plan.kills)
+        cwd, kills = self.room / f"trial{plan.number}", list[Kill]()
         self.runner.fresh_copy(cwd)
         try:
             done, commits = self._resumed_to_its_end(plan, cwd, kills, reference)
@@ -393,8 +403,8 @@ class _Driver:
         self, plan: _Plan, cwd: Path, kills: list[Kill], reference: _Reference
     ) -> tuple[int, int]:
         """Runs the program until nothing is left to be resumed, and looks at what each run leaves.
-        Returns how many kills came, and what was committed in the end; notes in `kills` what each
-        left. Raises: Finding."""
+        Returns how many kills came, and what was committed in the end; adds to `kills` those that
+        were tried, and what each left. Raises: Finding."""
         names = {
             name: str(cwd.resolve() / name) if os.path.isabs(called) else called
             for name, called in reference.names.items()
@@ -402,6 +412,7 @@ class _Driver:
         done, seen, over = 0, _Seen(), False
         while not over:
             run = self.kind.run(self.runner, cwd, plan, done, names)
+            kills[done:] = plan.kills[done : done + max(run.kills, 1)]
             if run.failed:
                 again = "resumed, " if done else ""
                 raise Finding(
@@ -415,6 +426,8 @@ class _Driver:
                 for i in range(done, done + run.kills):
                     kills[i] = replace(kills[i], acknowledged=acknowledged, found=found)
             done, over = done + run.kills, run.over
+        if missing := stores.missing:
+            raise Finding(Outcome.LOST, f"{missing[0]}: the store is gone")
         commits = self.kind.end(stores)
         self.kind.require_resumed(kills[:done], commits, reference)
         state = stores.state | digest_files(cwd, self.runner.program.results)

@@ -84,6 +84,22 @@ def test_a_loop_that_starts_over_loses_work(disk: Path) -> None:
     assert [t.outcome for t in result.trials] == [Outcome.LOST], str(result)
 
 
+@pytest.mark.parametrize("compare", [True, False])
+def test_a_store_of_another_name_in_each_run_is_lost(disk: Path, compare: bool) -> None:
+    """No run is resumed: what is committed is found by nobody."""
+    source = "import os" + CORRECT.replace('"run.pm"', 'f"run-{os.getpid()}.pm"')
+    result = crash_test(write(disk, source), folder=disk, at=[150, 160], compare=compare)
+    assert [t.outcome for t in result.trials] == [Outcome.LOST], str(result)
+    assert "has to open the same one" in str(result)
+
+
+def test_a_run_that_does_not_open_the_store_has_lost_it(disk: Path) -> None:
+    """Killed before there is a store; the next run believes that there is nothing to do."""
+    source = "import os, sys; os.path.exists('begun') and sys.exit(); open('begun', 'x')" + CORRECT
+    result = crash_test(write(disk, source), folder=disk, at=[1], compare=False)
+    assert [t.outcome for t in result.trials] == [Outcome.LOST], str(result)
+
+
 def test_a_loop_that_cannot_resume_needs_work(disk: Path) -> None:
     source = CORRECT.replace("store.require", "store.zeros")
     result = crash_test(write(disk, source), folder=disk, at=[150, 150], keep=disk / "kept")
@@ -126,7 +142,8 @@ def test_a_kill_whose_state_is_refused_says_what_had_been_committed(disk: Path) 
         at=[150, 160],
         verify=lambda store: store.get("step", 0) in (0, 12),
     )
-    assert result.trials[0].kills[0].acknowledged > 0
+    (kill,) = result.trials[0].kills  # the second one was not come to
+    assert kill.acknowledged > 0
 
 
 ABSOLUTE = Path(f"/dev/shm/pmstore-test-{os.getpid()}-absolute.pm")
@@ -139,6 +156,7 @@ ABSOLUTE = Path(f"/dev/shm/pmstore-test-{os.getpid()}-absolute.pm")
         ("print()", "opens no store"),
         (CORRECT.replace("run.pm", str(ABSOLUTE)), "relative"),
         ("import pmstore; pmstore.open('run.pm', size='4MiB').close()", "commits nothing"),
+        (CORRECT + "import os; os.rename('run.pm', 'final.pm')", "leaves no store run.pm"),
     ],
 )  # fmt: skip
 def test_programs_that_cannot_be_tested(disk: Path, source: str, says: str) -> None:
