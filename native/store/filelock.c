@@ -227,8 +227,10 @@ static int try_create_temp(struct pms_files *f, mode_t mode, bool *retry, struct
     /* whatever the umask; some file systems have no permissions */
     (void)!fchmod(f->fd, mode ? mode & 0777 : 0600);
     f->lock_fd = pms_holder_open(f->temp_path, O_RDWR | O_NOFOLLOW);
-    if (f->lock_fd < 0)
-        return pms_fail_errno(error, "opening the new store");
+    if (f->lock_fd < 0) {
+        *retry = errno == ENOENT;
+        return *retry ? PMS_OK : pms_fail_errno(error, "opening the new store");
+    }
     /* held for a moment by who looks at it */
     int status = lock_within(f->lock_fd, LOCK_EX, f->temp_path, -1, error);
     *retry = status == PMS_OK && !lock_is_of(f->lock_fd, f->temp_path);

@@ -58,7 +58,7 @@ def run(ack: Callable[[int], None], name: str, path: str, domain: str) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent.parent), str(ROOT)]) as made:
+    with ForkServer([str(Path(__file__).parent), str(ROOT)]) as made:
         yield made
 
 

@@ -264,6 +264,39 @@ def test_nothing_else_is_removed(shm: Path) -> None:
             assert leftovers(shm) == before
 
 
+REMOVER = """
+import fcntl, os, sys
+folder = sys.argv[1]
+print("ready", flush=True)
+while os.getppid() == int(sys.argv[2]):
+    for name in os.listdir(folder):
+        if name.endswith(".new"):
+            try:
+                file = os.open(f"{folder}/{name}", os.O_RDWR)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(f"{folder}/{name}")
+            except OSError:
+                pass
+            os.close(file)
+"""
+
+
+def test_a_file_that_another_creator_removes_before_it_is_locked(shm: Path) -> None:
+    """It takes it for a dead one's. The next file is locked in time, or the one after it."""
+    words = [sys.executable, "-c", REMOVER, str(shm), str(os.getpid())]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as remover:
+        try:
+            assert remover.stdout is not None
+            assert remover.stdout.readline() == "ready\n"
+            for number in range(300):
+                pmstore.open(shm / f"run{number}.pm", "w", size="1MiB").close()
+        finally:
+            remover.kill()
+
+
 def test_two_that_create_at_once(shm: Path) -> None:
     """Neither takes the other's unfinished file for a dead one's."""
     path = shm / "run.pm"
