@@ -23,28 +23,39 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from crashtests import cases
 from crashtests.stress import lane, scenarios
 from crashtests.stress.lane import Count, Failure, Lane, Place
+from crashtests.stress.life import adopt, end_with_parent
 from crashtests.stress.unit import TORCH
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "stress"
 INTERRUPTED = 130
 SAY_SECONDS = 10.0
+ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
-def begin_lane(number: int, a: argparse.Namespace, place: Place, end: float) -> tuple[int, int]:
-    """Forks a lane. Returns its pid, and a pipe of lines: counts and failures."""
+def begin_lane(
+    number: int, a: argparse.Namespace, place: Place, end: float, pipes: dict[int, int]
+) -> None:
+    """Forks a lane. pipes: gets a pipe of lines, counts and failures, and the lane's pid.
+
+    An interrupt comes before or after: what Python calls at a fork would swallow it. A lane ends
+    at SIGTERM, and its lives with it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     reading, writing = os.pipe()
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid:
+        pipes[reading] = pid
         os.close(writing)
-        return pid, reading
-    os.close(reading)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        return
     kills = failures = 0
 
     def tell(count: Count, failure: Failure | None) -> bool:
@@ -60,6 +71,11 @@ def begin_lane(number: int, a: argparse.Namespace, place: Place, end: float) -> 
 
     code = 1
     try:
+        end_with_parent(parent)
+        os.close(reading)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         seed = f"{a.seed}/{number}"
         chosen = scenarios.named(a.only)
         hot = [True, False] if a.hot is None else [a.hot]
@@ -68,8 +84,6 @@ def begin_lane(number: int, a: argparse.Namespace, place: Place, end: float) -> 
             every = iter([lane.drawn(a.case)[1]])
         Lane(place, a.lives, tell).run(every, a.rounds * len(chosen), until)
         code = 0
-    except KeyboardInterrupt:
-        code = INTERRUPTED
     except BaseException:
         import traceback
 
@@ -109,6 +123,17 @@ def gather(pipes: dict[int, int], began: float, failures: int) -> tuple[Count, l
     return total, found
 
 
+def ended(lanes: set[int]) -> list[int]:
+    """Waits for the lanes, and for lives that they left. Returns the exit codes of the lanes."""
+    codes = []
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.wait()
+            if pid in lanes:
+                codes.append(os.waitstatus_to_exitcode(status))
+    return codes
+
+
 def short(failure: Failure) -> str:
     return f"{failure.track}, life {failure.life}: {failure.text.splitlines()[0][:400]}"
 
@@ -130,15 +155,16 @@ def run(a: argparse.Namespace) -> int:
         flush=True,
     )
     interrupted = False
+    adopt()
     with (
         tempfile.TemporaryDirectory(prefix="pmstore-stress-", dir="/dev/shm") as memory,
         tempfile.TemporaryDirectory(prefix="stores-", dir=BUILD) as disk,
     ):
         place = Place(Path(memory), Path(disk), kept)
-        started = [begin_lane(i, a, place, began + a.seconds) for i in range(a.lanes)]
-        pipes = {pipe: pid for pid, pipe in started}
-        codes = []
+        pipes: dict[int, int] = {}
         try:
+            for number in range(a.lanes):
+                begin_lane(number, a, place, began + a.seconds, pipes)
             total, found = gather(pipes, began, a.failures)
         except KeyboardInterrupt:
             interrupted = True
@@ -146,7 +172,7 @@ def run(a: argparse.Namespace) -> int:
             for pid in pipes.values():
                 os.kill(pid, signal.SIGTERM)
         finally:
-            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pipes.values()]
+            codes = ended(set(pipes.values()))
     seconds = time.monotonic() - began
     report = {
         "seed": a.seed,

@@ -27,6 +27,7 @@ from pmstore.testing import crashboard
 
 PATIENCE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 FAILED_EXIT = 9
 
 REFUSED = (pmstore.TransactionError, pmstore.ClosedStoreError, pmstore.MirrorError)
@@ -303,6 +304,11 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt() -> None:
+    """This process can wait for the children of its children, once these have ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def arm(primitive: int, power_seed: int | None, folder: Path) -> None:

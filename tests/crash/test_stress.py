@@ -147,23 +147,31 @@ def test_a_lie_is_found(liar: type[Actor], told: str, shm: Path) -> None:
     assert (Path(found[0].kept) / "report.txt").read_text().endswith(found[0].text + "\n")
 
 
-def test_interrupted_it_leaves_no_process() -> None:
-    """Not even a program that would go on until it is killed."""
+@pytest.mark.parametrize("count", [2, 5])
+def test_interrupted_it_leaves_no_process(count: int) -> None:
+    """Not even a program that would go on until it is killed. count: of processes, when it is
+    interrupted: itself and a lane; lanes and lives too."""
     words = [sys.executable, "-m", "crashtests.stress", "--seconds", "600", "--lanes", "2"]
     environment = {**os.environ, "PMSTORE_STRESS_TOKEN": secrets.token_hex()}
     run = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
     assert run.stdout.readline().startswith("seed 1")
     token = f"PMSTORE_STRESS_TOKEN={environment['PMSTORE_STRESS_TOKEN']}"
-    while len(alive(token)) < 5:  # itself, lanes, lives
+    while len(alive(token)) < count:
         time.sleep(0.01)
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=60)
-    assert run.returncode == 130
-    end = time.monotonic() + 30
-    while alive(token) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert alive(token) == []
+    try:
+        run.communicate(timeout=60)
+        assert run.returncode == 130
+        end = time.monotonic() + 30
+        while alive(token) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert alive(token) == []
+    finally:
+        for pid in alive(token):
+            os.kill(pid, signal.SIGKILL)
+        run.wait()
+        run.stdout.close()
 
 
 def alive(token: str) -> list[int]:
