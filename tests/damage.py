@@ -33,7 +33,7 @@ import numpy as np
 
 import pmstore
 from pmstore import exchange, portable
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.objects.containers import Group
 from pmstore.objects.lists import List
 from pmstore.objects.slots import Slots

@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 import pmstore
 import pmstore.torch
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 
 ROOT = Path(__file__).resolve().parent.parent
 SESSIONS = {

@@ -94,7 +94,7 @@ def _run(words: list[str]) -> int:
             answer()
             return 0
     try:
-        from pmstore.commands.program import app
+        from pmstore.commands.application import app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise

@@ -8,7 +8,7 @@ Nothing here reads a store or sends a message.
 >>> ahead = first.following(1)
 >>> decode(encode(ahead)) == ahead
 True
->>> behind = Member(first.of_rank(1), uuid="b", held=True, run_step=0, rank=1, world=2)
+>>> behind = Member(replace(first, rank=1), uuid="b", held=True, run_step=0, rank=1, world=2)
 >>> newest_common([Member(ahead, uuid="a", held=True, run_step=1, rank=0, world=2), behind])
 Key(job=(5, 6), term=1, number=0, step=0, mark=0)
 >>> told = explain([Member(ahead, uuid="a", held=False, run_step=1, rank=0, world=2), behind])
@@ -99,9 +99,6 @@ class Record:
         the same step."""
         key = replace(self.key, number=self.key.number + 1, term=term, mark=mark)
         return replace(self, key=key, previous=self.key)
-
-    def of_rank(self, rank: int) -> Record:
-        return replace(self, rank=rank)
 
 
 def encode(record: Record) -> list[int]:

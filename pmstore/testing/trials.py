@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from pmstore.objects.generations import Key, explain, newest_common
-from pmstore.testing.job import run_job
+from pmstore.testing.job_launch import run_job
 from pmstore.testing.outcomes import CrashTestResult, Finding, Kill, Outcome, Trial
 from pmstore.testing.runner import DOMAINS, Program, Run, Runner, in_turn
 from pmstore.testing.store_state import Stores, Verify, differing, digest_files

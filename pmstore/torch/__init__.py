@@ -17,9 +17,9 @@ with optional:
         TornStepError,
         UnfinishedStepError,
     )
-    from pmstore.torch.report import RunStats
     from pmstore.torch.resume import Resume
     from pmstore.torch.run import Run
+    from pmstore.torch.run_stats import RunStats
 
 __all__ = [
     "AttachError",

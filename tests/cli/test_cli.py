@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 
 
 def run(*words: str | Path) -> Result:

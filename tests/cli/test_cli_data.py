@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import pmstore
 from pmstore import portable
 from pmstore._engine.constants import ROOT
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.commands.table import TABLE
 from pmstore.objects import dtypes
 from pmstore.show import picture

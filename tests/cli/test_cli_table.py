@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.commands.table import TABLE
 
 
@@ -37,7 +37,8 @@ def test_no_command_is_missing_from_the_table() -> None:
 
 def test_one_command_does_not_import_the_others() -> None:
     code = (
-        "import sys; from pmstore.commands.program import app; from typer.testing import CliRunner;"
+        "import sys; from pmstore.commands.application import app;"
+        "from typer.testing import CliRunner;"
         "r = CliRunner().invoke(app, ['create', '--help']); assert r.exit_code == 0;"
         "print([m for m in ('inspect', 'crashtest', 'tiers', 'exchange')"
         " if f'pmstore.commands.{m}' in sys.modules])"

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import pmstore
 from pmstore.commands import cli
+from pmstore.commands.application import app
 from pmstore.commands.cli import plain
 from pmstore.commands.json_arrays import exact_array
-from pmstore.commands.program import app
 from pmstore.commands.table import TABLE
 from pmstore.show.curve import curve, thinned
 

@@ -21,7 +21,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.course import Course, Told, read
 from pmstore.show.report import BYTES_MOST, Reported, report
 from pmstore.show.snapshot_of_runs import gather, tier_contents

@@ -26,7 +26,7 @@ from test_report import told
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.show.units import number
 from tests.courses import made
 

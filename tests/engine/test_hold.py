@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.errors import TransactionError
 from pmstore.opening import open_before
 

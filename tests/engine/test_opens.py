@@ -18,7 +18,7 @@ from test_repair import PAGE, crc32c
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 
 MOST_STORES = 64
 BOOT_ID = slice(16, 32)

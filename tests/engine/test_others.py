@@ -27,7 +27,7 @@ from typer.testing import CliRunner, Result
 
 import pmstore
 from pmstore import exchange
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.formats import portable
 from pmstore.objects import values
 from pmstore.objects.array import Descriptor

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 
 PAGE = 4096
 

@@ -18,7 +18,7 @@ import pmstore
 from pmstore import InDoubtError
 from pmstore._engine.constants import HELD_FOR_JOB, HELD_FOR_STORE, HELD_NOT
 from pmstore._engine.pool import Pool
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 
 
 @pytest.fixture(params=["process", "file"])

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.objects.generations import NO_RUN, Key, Record, encode
 
 JOB, OTHER = (0x1234567 << 32, 1), (0x7654321 << 32, 2)

@@ -16,7 +16,7 @@ from jobs.trying import Try
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 
 
 @pytest.fixture(scope="module")

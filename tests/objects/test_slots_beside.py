@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 
 LENGTH = 200_000  # float64: extents of their own
 

@@ -232,7 +232,7 @@ def test_figures(name: str) -> None:
 def test_simulate(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from pmstore.commands.program import app
+    from pmstore.commands.application import app
 
     def run(*args: str) -> object:
         return CliRunner().invoke(app, ["schedule", "simulate", *args])

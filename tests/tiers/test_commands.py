@@ -17,7 +17,7 @@ import pmstore
 
 typer_testing = pytest.importorskip("typer.testing")
 
-from pmstore.commands.program import app  # noqa: E402
+from pmstore.commands.application import app  # noqa: E402
 
 Step = Callable[[float], int]
 

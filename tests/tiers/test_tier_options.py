@@ -179,7 +179,7 @@ def repack(manifest: Path, fields: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e30, -1e30])
 def test_times_that_no_calendar_has(filled: pmstore.Store, url: str, time: float) -> None:
     testing = pytest.importorskip("typer.testing")
-    from pmstore.commands.program import app
+    from pmstore.commands.application import app
 
     filled.flush("t", wait=True)
     (manifest,) = Path(url).glob("*.manifest")

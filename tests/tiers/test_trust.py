@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import pmstore
 from pmstore import exchange
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.formats import description, portable
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers import trust

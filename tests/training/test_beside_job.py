@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import pmstore
 import pmstore.torch
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore.job import peers
 from pmstore.scheduler import EveryN
 

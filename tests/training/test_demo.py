@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore.commands.program import app
+from pmstore.commands.application import app
 from pmstore_lab import demo
 
 STEPS = 14

@@ -15,8 +15,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pmstore import Store
 from pmstore.integrations.lightning import trainer_parts
-from pmstore.integrations.lightning.kept_epochs import Callbacks, Loops, Metrics, Settings
 from pmstore.integrations.lightning.loader import PlacedLoader
+from pmstore.integrations.lightning.stateful_parts import Callbacks, Loops, Metrics, Settings
 from pmstore.opening import open as open_store
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.tiers.config import TierConfig

@@ -21,7 +21,6 @@ from pmstore.torch.program import Program
 
 _BY_PLACE_ALONE = (torch_schedulers.LambdaLR, torch_schedulers.CosineAnnealingWarmRestarts)
 """Their `get_lr` depends on nothing but settings and place, and writes nothing."""
-Groups = list[dict[str, Any]]
 
 
 def with_settings(stored: dict[str, Any], given: dict[str, Any], keys: set[str]) -> dict[str, Any]:
