@@ -1,4 +1,4 @@
-"""Guards what a plug-in is just writing into a store: no commit comes in between, and what was
+"""Guards what a plug-in writes into a store. No commit comes while it writes, and a write that was
 broken off is not committed."""
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ class Core:
             "and values of it can be pickled, as copies"
         )
 
-    # What the file says becomes Python's in the next three alone: they tell file and place of what
-    # does not decode.
+    # Only the next three decode what the file says. Their errors name the file, and the place in
+    # it.
 
     def load(self, found: Any, name: str) -> Any:
         """Returns what `Pool.get`, `item` and `slot` found, as the program sees it: a value, or the

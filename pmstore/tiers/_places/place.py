@@ -76,8 +76,8 @@ class Source(Protocol):
         """Names and sizes of what is there; empty if the place does not exist yet."""
 
     def listed(self) -> Mapping[str, int]:
-        """Names and sizes, for those who want all names and few sizes: a size may be as of when it
-        is asked for, and is -1 of what has gone since."""
+        """Names and sizes, for callers that want all names and few sizes. A size may be looked up
+        only when it is asked for; it is -1 if the file has gone since."""
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         """Bytes of a file, from start to end (None: its end); fewer if it is shorter.
@@ -126,8 +126,8 @@ class Place(Source, Protocol):
         """
 
     def create(self, name: str, nbytes: int, fewer: bool) -> AbstractContextManager[NewFile]:
-        """A new file of chunks. nbytes: that it will have; fewer: or less, so that it is no error
-        yet if there is no room for all of them. Durable on leaving; an exception on leaving means
+        """A new file of chunks. nbytes: its size. fewer: it may become smaller than that, so too
+        little room for all of it is no error yet. Durable on leaving; an exception on leaving means
         that it is not there, or not whole.
 
         Raises: PmstoreError, OSError.
