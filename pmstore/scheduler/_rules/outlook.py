@@ -17,8 +17,9 @@ class Outlook(Protocol):
 
     Attributes:
         steps: finished steps of the run, over all its processes.
-        work_seconds: time that these steps took. elapsed_seconds: time of all the run's processes,
-            with commits, restarts and everything else.
+        work_seconds: time that these steps took.
+        elapsed_seconds: time that the run's processes lived, with commits and everything else, but
+            not the time from a kill to the next start.
         loss: of the step that has just ended, as the program gave it; None: it gave none.
         timer: how long an iteration takes.
         hazard: how often the job fails. hazard_rate: the same as one rate, failures per second.
