@@ -13,11 +13,10 @@
 #ifndef PMS_HEAP_HEAP_H
 #define PMS_HEAP_HEAP_H
 
+#include "heap/owner.h"
 #include "log/stores.h"
 
 #define PMS_SMALL_MAX (32u << 10)
-
-enum pms_owner { PMS_OWNER_USER, PMS_OWNER_ENGINE };
 
 struct pms_block {
     uint64_t off;                      /* of the block */
@@ -92,13 +91,6 @@ bool pms_heap_next_used(const struct pms_heap *heap, uint64_t page, struct pms_b
 
 /* True if the block at off was born in the running transaction. */
 bool pms_heap_is_fresh(const struct pms_heap *heap, uint64_t off);
-
-/* I5: what capture of every byte of an extent puts into the log: whole pages, or 32-byte
- * granules of one line each. */
-static inline uint64_t pms_heap_log_cost(enum pms_owner owner, uint64_t pages)
-{
-    return owner == PMS_OWNER_ENGINE ? pages * 2 * PMS_PAGE : pages * (PMS_PAGE + PMS_LINE);
-}
 
 /* I5: of a page table for so many pages, captured granule by granule. */
 static inline uint64_t pms_heap_table_cost(uint64_t pages)

@@ -8,8 +8,6 @@
 
 #include "log/undo.h"
 
-static inline uint64_t pms_charge_marks_bytes(uint64_t pages) { return (pages / 64 + 1) * 8; }
-
 /* The pages are of a slot, or are not. REQUIRES: the operation lock. */
 void pms_charge_mark(struct pms_undo *u, uint64_t page, uint64_t pages, bool slot);
 

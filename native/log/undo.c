@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/pages.h"
-#include "log/charge.h"
 
 #define DIRTY_SPACING PMS_LINE      /* ranges are merged, and blocks are a line at least */
 #define DIRTY_ROOM_MAX (1ull << 27) /* ranges; address space only, memory as they come */

@@ -105,6 +105,9 @@ struct pms_log_charge {
     _Atomic uint64_t *slot;
 };
 
+/* Of `slot`, for so many pages. */
+static inline uint64_t pms_charge_marks_bytes(uint64_t pages) { return (pages / 64 + 1) * 8; }
+
 struct pms_undo {
     struct pms_map *map;
     struct pms_persist *persist;
