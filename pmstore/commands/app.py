@@ -128,6 +128,7 @@ Mode = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+Everything = Annotated[bool, typer.Option("--all", "-a", help="Also what pmstore keeps beside.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="What is in groups too.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Elements or items to print.")]
 Commands.types = globals()

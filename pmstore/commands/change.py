@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import typer
 
 from pmstore._base.untrusted import sound
 from pmstore.commands import completion
-from pmstore.commands.app import Domain, Name, Names, StorePath, app, text_word
+from pmstore.commands.app import Domain, Json, Name, Names, StorePath, app, text_word
 from pmstore.commands.common import (
     ending,
     existing,
@@ -21,8 +22,9 @@ from pmstore.commands.common import (
     find,
     progress,
     room_for,
-    say,
+    say_json,
     size,
+    tell,
     writing,
 )
 from pmstore.commands.json_arrays import DTYPES, exact_array
@@ -44,6 +46,7 @@ def create(
     ] = None,
     max_size: Annotated[str | None, typer.Option(help="The file never grows beyond this.")] = None,
     domain: Domain = "auto",
+    as_json: Json = False,
 ) -> None:
     """Makes an empty store. The file takes its room at once, so that it is there when it is needed.
 
@@ -56,7 +59,16 @@ def create(
     made: dict[str, Any] = {"size": size_, "max_size": max_size, "domain": domain}
     with ending(), room_for(path, size_), open_store(path, "x", **made) as store:
         info = store.info()
-    say(f"{path}: {size(info.file_bytes)}, domain {info.domain}: a commit survives {info.survives}")
+    tell(
+        f"{path}: {size(info.file_bytes)}, domain {info.domain}: a commit survives {info.survives}",
+        {
+            "path": str(path),
+            "file_bytes": info.file_bytes,
+            "domain": info.domain,
+            "survives": info.survives,
+        },
+        as_json,
+    )
 
 
 @app.command("set", context_settings={"ignore_unknown_options": True})  # -1.5 is a value
@@ -85,6 +97,7 @@ def set_value(
     file: Annotated[
         bool, typer.Option("--file", "-f", help="VALUE is a .npy file, to be stored as an array.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Stores a value under a name, replacing what was there. It is one commit. Groups on the path
     are created.
@@ -101,6 +114,8 @@ def set_value(
         stored = _parse(_piped() if value == "-" and not file else value, text, dtype, file)
     with writing(path) as store:
         store[name] = stored
+    if as_json:
+        say_json({"path": str(path), "name": name})
 
 
 def _piped() -> str:
@@ -177,6 +192,7 @@ def rm(
     recursive: Annotated[
         bool, typer.Option("--recursive", "-r", help="Groups too, with all they hold.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Removes names: all of them, or none if one is wrong. It is one commit, and works when the
     store is full.
@@ -192,10 +208,12 @@ def rm(
             if isinstance(find(store, name), Group) and not recursive:
                 raise fail(f"{path}: {name!r} is a group: -r removes it with all it holds", 2)
             del store[name]
+    if as_json:
+        say_json({"path": str(path), "removed": names})
 
 
 @app.command()
-def compact(path: StorePath) -> None:
+def compact(path: StorePath, as_json: Json = False) -> None:
     """Gives free space back: writes the store anew, and small.
 
     The new file then takes the place of the old one. A crash leaves the old or the new file, whole.
@@ -216,4 +234,4 @@ def compact(path: StorePath) -> None:
                 before = now
 
             done = compact_store(path, progress=show)
-    say(f"{path}: {done}")
+    tell(f"{path}: {done}", {"path": str(path), **asdict(done)}, as_json)

@@ -109,7 +109,11 @@ def _run(words: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-_FLAGS = {"--json": "as_json", "-r": "recursive", "--recursive": "recursive"}
+_FLAGS = {
+    "--json": "as_json",
+    **dict.fromkeys(("-r", "--recursive"), "recursive"),
+    **dict.fromkeys(("-a", "--all"), "everything"),
+}
 
 
 def plain(words: Sequence[str]) -> Callable[[], None] | None:

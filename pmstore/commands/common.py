@@ -60,6 +60,21 @@ def remark(text: str) -> None:
     print(f"pmstore: {printable(text)}", file=sys.stderr)
 
 
+def tell(words: str, facts: dict[str, Any], as_json: bool) -> None:
+    """Prints what a command did: in words, or as JSON."""
+    if as_json:
+        say_json(facts)
+    else:
+        say(words)
+
+
+def say_json(told: object) -> None:
+    """Prints it as JSON, which is not escaped for a terminal."""
+    import json
+
+    say(json.dumps(told, indent=2))
+
+
 def confirmed(question: str) -> bool:
     """Returns whether the person says yes; nobody there is a no."""
     print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)

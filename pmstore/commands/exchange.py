@@ -12,8 +12,8 @@ from pmstore._base.newfile import PRIVATE
 from pmstore._base.sizes import parse_size
 from pmstore._base.text import counted
 from pmstore.commands import completion
-from pmstore.commands.app import InGroup, Mode, StorePath, app, text_word
-from pmstore.commands.common import ending, fail, find, progress, reading_all, say, size, writing
+from pmstore.commands.app import InGroup, Json, Mode, StorePath, app, text_word
+from pmstore.commands.common import ending, fail, find, progress, reading_all, size, tell, writing
 from pmstore.formats import exchange
 from pmstore.objects.containers import Group
 
@@ -47,6 +47,7 @@ def export_(
     separator: Separator = None,
     compress: Annotated[bool, typer.Option("--compress", help="npz: compressed.")] = False,
     mode: Mode = PRIVATE,
+    as_json: Json = False,
 ) -> None:
     """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as
     metadata. Of a tier: restore it first.
@@ -80,7 +81,12 @@ def export_(
                     mode=mode,
                     progress=advance,
                 )
-    say(f"{file}: {counted(count, 'array')}, {size(file.stat().st_size)}")
+    length = file.stat().st_size
+    tell(
+        f"{file}: {counted(count, 'array')}, {size(length)}",
+        {"path": str(file), "arrays": count, "bytes": length},
+        as_json,
+    )
 
 
 @app.command("import")
@@ -115,6 +121,7 @@ def import_(
             )
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Copies arrays of a safetensors or npz file into a store. It is one commit. The store is made
     if there is none.
@@ -144,4 +151,6 @@ def import_(
         if fresh:  # nothing was imported into a store that was made for it
             path.unlink(missing_ok=True)
         raise
-    say(f"{path}: {counted(count, 'array')} imported")
+    tell(
+        f"{path}: {counted(count, 'array')} imported", {"path": str(path), "arrays": count}, as_json
+    )

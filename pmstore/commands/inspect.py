@@ -2,66 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pmstore._base.text import counted
-from pmstore.commands.common import bar, fail, find, reading, say, size
+import numpy as np
+
+from pmstore._base.text import counted, is_own_name
+from pmstore.commands.common import bar, fail, find, reading, say, say_json, size
 from pmstore.errors import CorruptStoreError, TierError
 from pmstore.objects.containers import Group, tree
 from pmstore.objects.entries import Entry
 from pmstore.show.terminal import Column, Terminal, printable
 
 if TYPE_CHECKING:
-    from pmstore.commands.app import GroupName, Json, Recursive, StorePath
+    from pmstore._engine.reports import SegmentUsage
+    from pmstore.commands.app import Everything, GroupName, Json, Recursive, StorePath
+    from pmstore.show.snapshot_of_runs import RunState
     from pmstore.store import Store
 
 _TITLES = 10
 """Columns of the titles in `Info`'s own lines."""
+_MORE = ("epoch", "opened")
+"""Titles of lines that --all alone tells."""
 STYLES = {"group": "blue", "list": "yellow", "value": "green"}
 """The colours of names, by the kind of what has them."""
 
 
-def _say_json(told: object) -> None:
-    import json
+def info(path: StorePath, everything: Everything = False, as_json: Json = False) -> None:
+    """Says how far the runs in a store are, and what the store is.
 
-    say(json.dumps(told, indent=2))
+    Of a run it says: step, what was logged last, learning rate, data epoch, in how many lives it
+    was trained and how many of them were killed, the most time between two commits, and when the
+    last one was. Of the store: domain, size, recovery, tiers.
 
-
-def info(path: StorePath, as_json: Json = False) -> None:
-    """Says what a store is: domain, sizes, commits, recovery.
-
-    It also draws a map of the heap. The map has a line for each segment of the file (the file
-    begins with one, and each growth adds one). A line has 64 cells (fewer, where there is little
-    room) from the segment's first byte of data to its last. The more of a cell is in use, the
-    darker it is.
+    --all tells more of the store, and draws a map of the heap: a line for each segment of the file
+    (the file begins with one, and each growth adds one). A line has 64 cells (fewer, where there is
+    little room) from the segment's first byte of data to its last. The more of a cell is in use,
+    the darker it is.
 
     Example: pmstore info run.pm
 
-    Example: pmstore info run.pm --json | jq .epoch
+    Example: pmstore info run.pm --json | jq .runs[0].step
     """
-    from pmstore.show.shades import heap_line
+    from pmstore.objects.job_record import stored_runs
+    from pmstore.show.snapshot_of_runs import run_state
 
+    problem = ""
     with reading(path) as store:
         about, usage, tiers = store.info(), store.usage(), list(_tiers(store))
+        runs: list[RunState] = []
+        try:
+            runs += (run_state(store, name, about) for name in stored_runs(store))
+        except CorruptStoreError as error:  # the rest is told all the same
+            problem = error.problem or str(error)
     if as_json:
         segments = [asdict(segment) for segment in usage]
-        _say_json({**asdict(about), "segments": segments, "tiers": tiers})
+        told = {"runs": [run.as_dict() for run in runs], "problem": problem or None}
+        say_json({**told, **asdict(about), "segments": segments, "tiers": tiers})
         return
     out = Terminal()
-    facts: list[tuple[str, str]] = []
+    between = " \N{MIDDLE DOT} " if out.encodes("\N{MIDDLE DOT}") else ", "
+    facts = [(run.name, between.join(run.facts)) for run in runs]
+    facts += [("runs", problem)] if problem else []
     for line in str(about).splitlines():
         title, text = line[:_TITLES].rstrip(), line[_TITLES:]
         if not title:  # the line before goes on
             title, before = facts.pop()
             text = f"{before} {text}"
-        facts.append((title, text))
+        if everything or title not in _MORE:
+            facts.append((title, text))
     for number, tier in enumerate(tiers):
         facts.append(("tiers" if number == 0 else "", _tier_line(path, tier)))
     for title, text in facts:
-        say(*out.titled(title, printable(text), _TITLES))
+        say(*out.titled(printable(title), printable(text), _TITLES))
+    if everything:
+        _say_heap(out, usage)
+
+
+def _say_heap(out: Terminal, usage: Iterable[SegmentUsage]) -> None:
+    from pmstore.show.shades import heap_line
+
     for number, segment in enumerate(usage):
         cells = out.room(16, len(segment.cells), _TITLES + 2)
         line = heap_line(segment, cells, out.blocks)
@@ -102,12 +125,18 @@ def _tiers(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def ls(
-    path: StorePath, group: GroupName = "", recursive: Recursive = False, as_json: Json = False
+    path: StorePath,
+    group: GroupName = "",
+    recursive: Recursive = False,
+    everything: Everything = False,
+    as_json: Json = False,
 ) -> None:
     """Lists the names of a store or group, with what they hold.
 
     Sizes are bytes of data; of slots, those of one version. For groups and lists it tells how many
-    names or items they have.
+    names or items they have, for a training run its steps. Of a run it lists model, optimizer
+    state and the program's own values: --all also lists what pmstore keeps beside them, in the run
+    and in groups of its own.
 
     Example: pmstore ls -r run.pm run/model
     """
@@ -115,10 +144,16 @@ def ls(
         place = find(store, group) if group else store
         if not isinstance(place, Group):
             raise fail(f"{path}: {group!r} is no group: pmstore show {path} {group}", 2)
-        entries = tree(place) if recursive else place.entries()
-    prefix = f"{group}/" if group else ""
+        prefix = f"{group}/" if group else ""
+        entries = [
+            replace(entry, name=prefix + entry.name)
+            for entry in (tree(place) if recursive else place.entries())
+        ]
+        runs = dict(_runs(store, group, entries))
+    if not everything:
+        entries = [entry for entry in entries if not _is_own(entry.name, runs)]
     if as_json:
-        _say_json([_row(prefix, entry) for entry in entries])
+        say_json([_row(entry, runs) for entry in entries])
         return
     out = Terminal()
     columns = [
@@ -126,11 +161,47 @@ def ls(
         *(Column("kind"), Column("dtype"), Column("shape"), Column("size", right=True)),
     ]
     rows = [
-        (printable(prefix + entry.name), entry.kind, entry.dtype or "", shape(entry), extent(entry))
+        (printable(entry.name), _kind(entry, runs), entry.dtype or "", shape(entry), told)
         for entry in entries
+        for told in [f"step {runs[entry.name]:,}" if entry.name in runs else extent(entry)]
     ]
     styles = [(STYLES.get(entry.kind, ""), "dim", "", "", "") for entry in entries]
     say(*out.table(columns, rows, styles))
+
+
+def _runs(store: Store, group: str, entries: Iterable[Entry]) -> Iterator[tuple[str, int]]:
+    """Yields the training runs among the groups that are listed or lead to them, with the steps of
+    each."""
+    parts = group.split("/") if group else []
+    places = ["/".join(parts[: at + 1]) for at in range(len(parts))]
+    for name in [*places, *(entry.name for entry in entries if entry.kind == "group")]:
+        with suppress(CorruptStoreError):
+            numbers = store.get(f"{name}/progress")
+            if not isinstance(numbers, np.ndarray) or f"{name}/about" not in store:
+                continue
+            if (numbers.shape, numbers.dtype) == ((4,), np.int64):
+                yield name, int(numbers[0])
+
+
+_SHOWN = ("model", "optimizer/state", "state", "stateful")
+"""Of a run, without --all."""
+
+
+def _is_own(name: str, runs: Iterable[str]) -> bool:
+    """Returns whether pmstore keeps it for itself: groups at the top, and parts of a run."""
+    if is_own_name(name):
+        return True
+    within = next((name[len(run) + 1 :] for run in runs if name.startswith(f"{run}/")), None)
+    if within is None:
+        return False
+    return not any(
+        f"{within}/".startswith(f"{shown}/") or f"{shown}/".startswith(f"{within}/")
+        for shown in _SHOWN
+    )
+
+
+def _kind(entry: Entry, runs: Container[str]) -> str:
+    return "run" if entry.name in runs else entry.kind
 
 
 def shape(entry: Entry) -> str:
@@ -143,15 +214,17 @@ def extent(entry: Entry) -> str:
     return size(entry.nbytes) if entry.items is None else entry.extent()
 
 
-def _row(prefix: str, entry: Entry) -> dict[str, Any]:
+def _row(entry: Entry, runs: Mapping[str, int]) -> dict[str, Any]:
     told: dict[str, Any] = {
-        "name": f"{prefix}{entry.name}",
-        "kind": entry.kind,
+        "name": entry.name,
+        "kind": _kind(entry, runs),
         "dtype": entry.dtype,
         "shape": None if entry.shape is None else list(entry.shape),
         "bytes": entry.nbytes,
     }
-    return told if entry.items is None else {**told, "items": entry.items}
+    if entry.items is not None:
+        told["items"] = entry.items
+    return told | ({"step": runs[entry.name]} if entry.name in runs else {})
 
 
 def check(path: StorePath, as_json: Json = False) -> None:
@@ -172,7 +245,7 @@ def check(path: StorePath, as_json: Json = False) -> None:
         )
     if as_json:
         told = {"path": str(path), "sound": not report.problems, **asdict(report), "notes": notes}
-        _say_json({**told, "problems": list(report.problems)})
+        say_json({**told, "problems": list(report.problems)})
     else:
         out = Terminal()
         say(*(out.paint(printable(problem), "red") for problem in report.problems))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pmstore.commands.app import Json, app
-from pmstore.commands.common import ending, fail, opened, reading, say, writing
+from pmstore.commands.common import ending, fail, opened, reading, say, say_json, writing
 from pmstore.objects.generations import Key, Member, explain, job_name, newest_common
 from pmstore.objects.job_record import members, without_run
 from pmstore.show.terminal import Column, Terminal, printable
@@ -117,7 +116,7 @@ def job(
             }
             for one in jobs
         ]
-        say(json.dumps(told, indent=2))
+        say_json(told)
     else:
         for one in jobs:
             _show(one, named=len(jobs) > 1)

@@ -12,8 +12,17 @@ import typer
 
 from pmstore._base.newfile import PRIVATE, new_file
 from pmstore._base.text import counted
-from pmstore.commands.app import Domain, Mode, StorePath, app
-from pmstore.commands.common import answering, ending, progress, reading_all, room_for, say, size
+from pmstore.commands.app import Domain, Json, Mode, StorePath, app
+from pmstore.commands.common import (
+    answering,
+    ending,
+    fail,
+    progress,
+    reading_all,
+    room_for,
+    size,
+    tell,
+)
 from pmstore.formats import portable
 
 DumpPath = Annotated[
@@ -22,7 +31,7 @@ DumpPath = Annotated[
 
 
 @app.command()
-def dump(path: StorePath, out: DumpPath, mode: Mode = PRIVATE) -> None:
+def dump(path: StorePath, out: DumpPath, mode: Mode = PRIVATE, as_json: Json = False) -> None:
     """Writes all that a store holds into one portable file. Use it for other versions and machines,
     archives and pipes.
 
@@ -34,6 +43,8 @@ def dump(path: StorePath, out: DumpPath, mode: Mode = PRIVATE) -> None:
     Example: pmstore dump run.pm - | zstd > run.dump.zst
     """
     piped = str(out) == "-"
+    if piped and as_json:
+        raise fail("--json and a dump both go to the output: name a file", 2)
     with (
         reading_all(path) as store,
         progress("dumping", store.stats().used_bytes) as advance,
@@ -43,7 +54,12 @@ def dump(path: StorePath, out: DumpPath, mode: Mode = PRIVATE) -> None:
         objects = portable.dump(store, file, advance)
         file.flush()
     if not piped:
-        say(f"{out}: {counted(objects, 'object')}, {size(out.stat().st_size)}")
+        length = out.stat().st_size
+        tell(
+            f"{out}: {counted(objects, 'object')}, {size(length)}",
+            {"path": str(out), "objects": objects, "bytes": length},
+            as_json,
+        )
 
 
 @app.command()
@@ -56,6 +72,7 @@ def load(
     ] = None,
     max_size: Annotated[str | None, typer.Option(help="The file never grows beyond this.")] = None,
     domain: Domain = "auto",
+    as_json: Json = False,
 ) -> None:
     """Makes a store of a dump. STORE must not exist, and is there only when it is whole.
 
@@ -78,4 +95,4 @@ def load(
             domain=domain,  # type: ignore[arg-type]
             progress=advance,
         )
-    say(f"{path}: {counted(objects, 'object')}")
+    tell(f"{path}: {counted(objects, 'object')}", {"path": str(path), "objects": objects}, as_json)

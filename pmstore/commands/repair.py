@@ -3,7 +3,6 @@ wanted."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -18,7 +17,7 @@ from pmstore._base.text import counted
 from pmstore._engine import inspection
 from pmstore._engine.reports import CheckReport
 from pmstore.commands.app import Json, StorePath, app
-from pmstore.commands.common import confirmed, ending, fail, opened, progress, say, size
+from pmstore.commands.common import confirmed, ending, fail, opened, progress, say, say_json, size
 from pmstore.errors import UncleanMachineCrashError
 
 _BOTH = 0b11
@@ -171,7 +170,7 @@ def _tell(
             "problems": list(problems),
             "backup": kept and str(kept),
         }
-        say(json.dumps(told, indent=2))
+        say_json(told)
     elif state in ("sound", "repaired"):
         say(
             f"{path}: "

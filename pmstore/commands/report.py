@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from pmstore._base.newfile import write_over
-from pmstore.commands.app import app
-from pmstore.commands.common import answering, ending, fail, opened, say
+from pmstore.commands.app import Json, app
+from pmstore.commands.common import answering, ending, fail, opened, tell
 from pmstore.show.report import BEGIN, Reported
 from pmstore.show.report import report as make
 from pmstore.show.snapshot_of_runs import gather, tier_contents
@@ -32,6 +32,7 @@ def report(
             "--output", "-o", metavar="FILE", help="An older report is replaced; - is the output."
         ),
     ] = Path("report.html"),
+    as_json: Json = False,
 ) -> None:
     """Writes a report of training runs as one HTML file.
 
@@ -44,6 +45,8 @@ def report(
     with ending():
         if output != Path("-"):
             _replaceable(output)
+        elif as_json:
+            raise fail("--json and the report both go to the output: name a file", 2)
         told = []
         for path in dict.fromkeys(paths):
             with closing(opened(path, "r")) as store:
@@ -57,7 +60,7 @@ def report(
                 sys.stdout.buffer.write(html)
             return
         write_over(output, html, mode)
-    say(f"{output}: {size(len(html))}")
+    tell(f"{output}: {size(len(html))}", {"path": str(output), "bytes": len(html)}, as_json)
 
 
 def _replaceable(path: Path) -> None:

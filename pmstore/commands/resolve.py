@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pmstore.commands.app import StorePath, app
-from pmstore.commands.common import ending, fail, opened, reading, say
+from pmstore.commands.app import Json, StorePath, app
+from pmstore.commands.common import ending, fail, opened, reading, tell
 
 
 @app.command()
@@ -19,6 +19,7 @@ def resolve(
     back: Annotated[
         bool, typer.Option("--back", help="Back to the commit before the last.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Goes back to the held version, or lets go of it.
 
@@ -49,4 +50,8 @@ def resolve(
         else:
             pool.release()
         epoch = store.epoch
-    say(f"{path}: {'back: ' if back else ''}epoch {epoch} is final")
+    tell(
+        f"{path}: {'back: ' if back else ''}epoch {epoch} is final",
+        {"path": str(path), "back": back, "epoch": epoch},
+        as_json,
+    )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmstore._base.text import counted
-from pmstore.commands.common import find, progress, reading, say, size
+from pmstore.commands.common import find, progress, reading, say, say_json, size
 from pmstore.commands.inspect import STYLES, extent, shape
 from pmstore.objects import dtypes
 from pmstore.objects.containers import Group
@@ -57,7 +56,7 @@ def show(path: StorePath, name: Name, limit: Limit = LIMIT, as_json: Json = Fals
             value = value.current
         if as_json:
             told = {"name": name, **_told(value, limit), **({"slots": True} if slots else {})}
-            say(json.dumps(told, indent=2))
+            say_json(told)
         elif isinstance(value, Group):
             _show_group(name, value)
         elif isinstance(value, List):

@@ -20,7 +20,9 @@ class Place(NamedTuple):
 
 TABLE: dict[str, Place] = {  # in the help's order: as a person meets them
     "create": Place("change", "Makes an empty store."),
-    "info": Place("inspect", "Says what a store is: domain, sizes, commits, recovery.", plain=True),
+    "info": Place(
+        "inspect", "Says how far the runs in a store are, and what the store is.", plain=True
+    ),
     "ls": Place("inspect", "Lists the names of a store or group, with what they hold.", plain=True),
     "show": Place("show", "Shows what a name holds, with a small picture of arrays.", plain=True),
     "set": Place("change", "Stores a value under a name, replacing what was there."),

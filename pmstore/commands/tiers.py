@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,9 @@ from pmstore.commands.common import (
     reading,
     remark,
     say,
+    say_json,
     size,
+    tell,
     writing,
 )
 from pmstore.errors import TierError
@@ -160,12 +161,7 @@ def flush(
             assert handle.stats is not None
             ended.append((store.tiers[name].place, handle.epoch, handle.stats))
     if as_json:
-        say(
-            json.dumps(
-                [{"url": url, "epoch": epoch, **asdict(stats)} for url, epoch, stats in ended],
-                indent=2,
-            )
-        )
+        say_json([{"url": url, "epoch": epoch, **asdict(stats)} for url, epoch, stats in ended])
     else:
         for url, epoch, stats in ended:
             told = (
@@ -179,7 +175,9 @@ def flush(
 
 @app.command()
 def trust(
-    path: StorePath, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+    path: StorePath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Makes the tiers that a store remembers its own here. Use it for a store that was moved,
     copied or restored on purpose.
@@ -199,19 +197,24 @@ def trust(
             config = store.tiers[name]
             how = [f"every {counted(config.every, 'commit')}"] if config.every else []
             how += [f"keeps {counted(config.keep, 'epoch')}"] if config.keep else []
-            say(printable(f"{name}: {config.url}{''.join(f', {one}' for one in how)}"))
+            if not as_json:
+                say(printable(f"{name}: {config.url}{''.join(f', {one}' for one in how)}"))
         if not names:
             there = (
                 "all tiers that it remembers were added here"
                 if store.tiers
                 else "it remembers no tier"
             )
-            say(f"{printable(str(path))}: {there}")
+            tell(f"{printable(str(path))}: {there}", {"path": str(path), "trusted": []}, as_json)
             return
-        if not yes and not confirmed("Flush to these?"):
+        if not yes and (as_json or not confirmed("Flush to these?")):
             raise fail("nothing was done: --yes does it without asking", 1)
         tiers.trust(store, names)
-    say(f"{printable(str(path))}: {counted(len(names), 'tier')} trusted")
+    tell(
+        f"{printable(str(path))}: {counted(len(names), 'tier')} trusted",
+        {"path": str(path), "trusted": list(names)},
+        as_json,
+    )
 
 
 @app.command()
@@ -257,7 +260,7 @@ def restore(
         report = tiers.restore(
             path, url, epoch, run=run, kept=named, rank=rank, domain=domain, progress=show
         )
-    say(json.dumps(asdict(report), indent=2) if as_json else str(report))
+    tell(str(report), asdict(report), as_json)
 
 
 @app.command()
@@ -288,7 +291,7 @@ def epochs(
                     problems[one.run, one.epoch] = read_all(place, one, advance)
     if as_json:
         rows = [{**asdict(one), "problem": problems[one.run, one.epoch]} for one in found]
-        say(json.dumps(rows, indent=2))
+        say_json(rows)
     elif not found:
         say(f"{url}: no epoch here")
     else:

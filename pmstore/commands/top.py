@@ -10,8 +10,8 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from pmstore.commands.app import app
-from pmstore.commands.common import answering, ending, existing
+from pmstore.commands.app import Json, app
+from pmstore.commands.common import answering, ending, existing, say_json
 from pmstore.show.live import frame
 from pmstore.show.terminal import Terminal
 from pmstore.show.watcher import Watched
@@ -29,12 +29,14 @@ def top(
         float, typer.Option("--interval", "-i", min=0.1, help="Seconds from look to look.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Shows runs while they train, in the terminal.
 
     Steps, loss, commits and what they cost, the scheduler's last decision, tiers, memory. It ends
     when nobody writes to any of the stores any more, and says how each run ended: exit code 1 if a
-    process died. Ctrl-C ends it before. Where the output is no terminal it looks once.
+    process died. Ctrl-C ends it before. Where the output is no terminal, and with --json,
+    it looks once.
 
     Example: pmstore top /dev/shm/rank0.pm /dev/shm/rank1.pm
     """
@@ -43,14 +45,17 @@ def top(
             existing(path)
         stores = [Watched(path) for path in dict.fromkeys(paths)]
         console = Console()
-        if once or not console.is_terminal:
+        if once or as_json or not console.is_terminal:
             interrupted = False
             for store in stores:
                 store.look()
         else:
             interrupted = _follow(stores, console, interval)
         with answering():
-            console.print(_frame(stores, console))
+            if as_json:
+                say_json([one.as_dict() for one in stores])
+            else:
+                console.print(_frame(stores, console))
         if not interrupted and any(one.bad_news for one in stores):
             raise SystemExit(1)
 

@@ -46,9 +46,10 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A process that attached the run, or went on with it, after so many steps. opens,
-    unclean_opens: of the store, up to then."""
+    """A process that attached the run, or went on with it, after so many steps. number: counts
+    from 1. opens, unclean_opens: of the store, up to then."""
 
+    number: int
     step: int
     time: float
     pid: int
@@ -201,6 +202,7 @@ def read(store: Store, run: str) -> Told | None:
         ),
         tuple(
             Start(
+                int(row[Column.NUMBER]),
                 int(row[Column.STEP]),
                 row[Column.TIME],
                 *(int(row[at]) for at in (Column.PID, Column.OPENS, Column.UNCLEAN)),

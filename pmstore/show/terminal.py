@@ -77,6 +77,11 @@ class Terminal:
         self.width: int | None = _width(stream, person)
         self.colour: bool = _colour(person)
         self.blocks: bool = _encodes(stream, "█░")
+        self._stream = stream
+
+    def encodes(self, text: str) -> bool:
+        """Says whether the output can show these letters."""
+        return _encodes(self._stream, text)
 
     def room(self, least: int, most: int, taken: int = 0) -> int:
         """Returns how many columns a picture may have beside those that are taken. It is `most`
@@ -97,10 +102,8 @@ class Terminal:
     def titled(self, title: str, text: str, indent: int) -> list[str]:
         """Returns the lines of a title with a text beside it."""
         first, *rest = self.wrap(text, indent)
-        return [
-            self.paint(title, "cyan") + " " * (indent - len(title)) + first,
-            *(" " * indent + line for line in rest),
-        ]
+        blank = " " * max(1, indent - cells(title))
+        return [self.paint(title, "cyan") + blank + first, *(" " * indent + line for line in rest)]
 
     def table(
         self,

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from pmstore._engine.failures import lock_holders
 from pmstore.errors import PmstoreError, SnapshotLostError, StoreLockedError
@@ -68,6 +69,23 @@ class Watched:
         """Whether the store cannot be read at all, or a process that wrote to it died."""
         unreadable = bool(self.problem) and self.told is None
         return unreadable or (self.lived and not self.live and not self.clean)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON has of the look: the runs as `pmstore info` tells them."""
+        told = self.told
+        runs = [run.as_dict() for run in told.runs] if told else []
+        info = told.info if told else None
+        return {
+            "path": str(self.path),
+            "live": self.live,
+            "writers": self.writers,
+            "died": self.lived and not self.live and not self.clean,
+            "problem": self.problem or None,
+            "runs": runs,
+            "epoch": info.epoch if info else None,
+            "used_bytes": info.used_bytes if info else None,
+            "file_bytes": info.file_bytes if info else None,
+        }
 
     def rate(self, run: RunState) -> float:
         """Returns the run's steps a second: as the looks saw them, or as the course has them before

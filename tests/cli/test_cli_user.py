@@ -243,7 +243,7 @@ def test_answers_fit_in_the_terminal(
     width: int, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = [
-        ["info", path],
+        ["info", "--all", path],
         ["ls", "-r", path],
         ["show", path, "losses"],
         ["show", path, "history"],
@@ -266,7 +266,7 @@ def test_answers_fit_in_the_terminal(
     drawn = [line for line in run("show", path, "losses")[1].splitlines() if "│" in line]
     assert len(drawn) == 8
     assert max(map(len, drawn)) > width * 0.7
-    heap = next(line for line in run("info", path)[1].splitlines() if line.startswith("heap"))
+    heap = next(line for line in run("info", "-a", path)[1].splitlines() if line[:4] == "heap")
     assert heap.count("|") == 2
     assert len(heap.split("|")[1]) == (32 if width == 60 else 64)
 

@@ -1,0 +1,215 @@
+"""What the command line says of a training run: `info`, `ls`, `top --json`, and that every command
+answers as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import pmstore
+from pmstore.commands.application import app
+from pmstore.commands.table import TABLE
+
+torch = pytest.importorskip("torch")
+attach = pytest.importorskip("pmstore.torch").attach
+
+STEPS = 12
+
+
+def run(*words: Any) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def program(store: pmstore.Store, *, steps: int | None, epochs: int = 3) -> Any:
+    """A scheduler that halves the rate every fifth step, two numbers logged, an array of the
+    program's own. steps: of a loop by steps; None: a loop over data."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    given: dict[str, Any] = {"model": model, "optimizer": optimizer, "lr_scheduler": schedule}
+    if steps is None:
+        given["loader"] = [torch.ones(1, 2)] * 4
+    run = attach(store, **given)
+    for _ in run.batches(epochs=epochs) if steps is None else run.steps(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        run.log(accuracy=(run.step + 1) / 100, loss=float(run.step + 1))
+        if run.step == 0:
+            run.log(once=7.5)
+    return run
+
+
+@pytest.fixture(scope="module", params=["batches", "steps"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "run.pm"
+    with pmstore.open(path, domain="process") as store:
+        store["mine"] = np.arange(3.0)
+        program(store, steps=None if request.param == "batches" else STEPS)
+    return path
+
+
+def test_info_begins_with_the_run(trained: Path) -> None:
+    told = json.loads(run("info", trained, "--json"))
+    ((state),) = told["runs"]
+    by_steps = state["steps"] is not None
+    assert (state["name"], state["step"], state["live"]) == ("run", STEPS, False)
+    assert (state["steps"], state["epochs"]) == ((STEPS, None) if by_steps else (None, 3))
+    assert state["data_epoch"] == (0 if by_steps else 3)
+    assert state["logged"] == {"accuracy": STEPS / 100, "loss": STEPS, "once": 7.5}
+    assert state["rates"] == [0.25 * 0.5**2]
+    assert (state["lives"], state["kills"]) == (1, 0)
+    assert 0 <= time.time() - state["stepped_at"] < 3600
+    first, *rest = run("info", trained).splitlines()
+    words = first.split(None, 1)[1].split(" \N{MIDDLE DOT} ")
+    assert words[0] == ("step 12 of 12" if by_steps else "step 12")
+    assert words[1:4] == ["accuracy 0.12", "loss 12", "once 7.5"]
+    assert words[4] == "lr 0.0625"
+    assert ("epoch 3 of 3" in words) is not by_steps
+    assert "1 life, 0 kills" in words
+    assert words[-1].startswith("last step 20")
+    assert [line.split()[0] for line in rest] == ["path", "domain", "content", "recovery"]
+    every = [line.split()[0] for line in run("info", "--all", trained).splitlines()]
+    assert every == ["run", "path", "domain", "epoch", "content", "opened", "recovery", "heap"]
+
+
+def test_lives_and_kills_are_counted(shm: Path) -> None:
+    path = shm / "run.pm"
+    for life in range(3):
+        copy = shm / f"life{life}.pm"
+        with pmstore.open(path) as store:
+            program(store, steps=None, epochs=life + 1)
+            copy.write_bytes(path.read_bytes())  # as a kill leaves it
+        copy.rename(path)
+        (state,) = json.loads(run("info", path, "--json"))["runs"]
+        assert (state["step"], state["lives"], state["kills"]) == (
+            4 * (life + 1),
+            life + 1,
+            life + 1,
+        )
+    pmstore.open(path).close()
+    (state,) = json.loads(run("info", path, "--json"))["runs"]
+    assert (state["lives"], state["kills"]) == (3, 3)
+    assert "3 lives, 3 kills" in run("info", path)
+
+
+def test_a_run_that_trains_now_is_live(shm: Path) -> None:
+    with pmstore.open(shm / "run.pm") as store:
+        program(store, steps=5)
+        (state,) = json.loads(run("info", shm / "run.pm", "--json"))["runs"]
+        assert (state["live"], state["kills"]) == (True, 0)
+        assert re.search(r"\d steps a second", run("info", shm / "run.pm"))
+        (seen,) = json.loads(run("top", "--json", shm / "run.pm"))
+        assert (seen["live"], seen["problem"]) == (True, None)
+        assert [one["step"] for one in seen["runs"]] == [5]
+
+
+def test_ls_lists_what_is_the_programs(trained: Path) -> None:
+    lines = run("ls", trained).splitlines()
+    assert [line.split()[0] for line in lines] == ["name", "mine", "run"]
+    assert lines[2].split() == ["run", "run", "step", "12"]
+    names = [row["name"] for row in json.loads(run("ls", "-r", "--json", trained))]
+    assert names == [
+        *("mine", "run", "run/model", "run/model/weight", "run/model/bias"),
+        *("run/optimizer", "run/optimizer/state"),
+        *(f"run/optimizer/state/{n}.momentum_buffer" for n in range(2)),
+    ]
+    every = [row["name"] for row in json.loads(run("ls", "-r", "-a", "--json", trained))]
+    with pmstore.open(trained, "r") as store:
+        assert set(every) == {entry.name for entry in pmstore.objects.containers.tree(store)}
+    assert [row["name"] for row in json.loads(run("ls", trained, "run", "--json"))] == [
+        "run/model",
+        "run/optimizer",
+    ]
+    assert run("ls", trained, "run/rng").splitlines() == ["name  kind  dtype  shape  size"]
+    assert "run/rng/torch" in run("ls", "--all", trained, "run/rng")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loops", 7),
+        ("loops", {"loops": []}),
+        ("loops", {"loops": [["batches", "", "x", None, 0]]}),
+        ("log/names", "text"),
+        ("log/names", ["a", "b"]),
+        ("log/0", np.full((4, 3), math.nan)),
+        ("log/0", np.zeros((0, 3))),
+        ("log/0", np.array([[1.0, 99.0, 1.0], [1.0, -1.0, 1.0]])),
+        ("optimizer/groups/value", [{"lr": "high"}, 3, {"lr": math.inf}]),
+        ("optimizer", 1),
+        ("log", 1),
+    ],
+)
+def test_what_a_stranger_wrote_there_ends_no_answer(shm: Path, name: str, value: Any) -> None:
+    path = shm / "run.pm"
+    with pmstore.open(path) as store:
+        program(store, steps=3)
+        store.pop(f"run/{name}", None)
+        store[f"run/{name}"] = value
+    for words in (["info"], ["info", "--json"], ["ls", "-r"], ["top", "--json"], ["top"]):
+        told = run(*words, path)
+        assert "Infinity" not in told
+        assert "NaN" not in told
+
+
+def test_what_is_no_run_is_listed_as_it_is(shm: Path) -> None:
+    path = shm / "run.pm"
+    with pmstore.open(path, size="1MiB") as store:
+        store.zeros("a/progress", (4,), "int64")
+        store["b/progress"] = 1
+        store["b/about"] = {}
+    rows = json.loads(run("ls", "-r", "--json", path))
+    assert [(row["name"], row["kind"]) for row in rows] == [
+        *(("a", "group"), ("a/progress", "array")),
+        *(("b", "group"), ("b/progress", "value"), ("b/about", "value")),
+    ]
+    assert json.loads(run("info", path, "--json"))["runs"] == []
+
+
+@pytest.mark.parametrize("command", TABLE)
+def test_each_command_answers_as_json(command: str) -> None:
+    assert "--json" in run(command, "--help")
+
+
+def test_changes_are_told_as_json(trained: Path, shm: Path) -> None:
+    path = shm / "new.pm"
+
+    def told(*words: Any) -> Any:
+        return json.loads(run(*words, "--json"))
+
+    made = told("create", path, "--size", "1MiB")
+    assert (made["path"], made["domain"]) == (str(path), "process")
+    assert told("set", path, "x", "3") == {"path": str(path), "name": "x"}
+    assert told("set", path, "w", "[1, 2]", "--dtype", "float32")["name"] == "w"
+    assert told("rm", path, "x") == {"path": str(path), "removed": ["x"]}
+    assert told("export", path, shm / "w.npz")["arrays"] == 1
+    assert told("import", shm / "w.npz", path, "--replace") == {"path": str(path), "arrays": 1}
+    assert told("dump", path, shm / "d")["bytes"] == (shm / "d").stat().st_size
+    assert told("load", shm / "d", shm / "back.pm")["objects"] == 1
+    assert told("compact", path)["path"] == str(path)
+    assert told("report", trained, "-o", shm / "r.html")["bytes"] == (shm / "r.html").stat().st_size
+    assert told("trust", path) == {"path": str(path), "trusted": []}
+    with pmstore.open(path, hold=True) as store:
+        store["y"] = 1
+        store.commit()
+        store["y"] = 2
+        store.commit()
+        (shm / "held.pm").write_bytes(path.read_bytes())
+    (shm / "held.pm").rename(path)
+    assert told("resolve", path, "--back")["back"] is True
+    refused = CliRunner().invoke(app, ["dump", str(path), "-", "--json"])
+    assert refused.exit_code == 2
