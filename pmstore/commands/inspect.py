@@ -65,7 +65,7 @@ def info(path: StorePath, everything: Everything = False, as_json: Json = False)
         return
     out = Terminal()
     between = " \N{MIDDLE DOT} " if out.encodes("\N{MIDDLE DOT}") else ", "
-    facts = [(run.name, between.join(run.facts)) for run in runs]
+    facts = [(run.name, between.join(run.facts())) for run in runs]
     facts += [("runs", problem)] if problem else []
     for line in str(about).splitlines():
         title, text = line[:_TITLES].rstrip(), line[_TITLES:]

@@ -88,8 +88,8 @@ def state(of: Watched) -> tuple[str, str]:
 
 
 def _run(rows: _Rows, of: Watched, run: RunState, width: int, lines: int, blocks: bool) -> None:
-    rate = f", {number(of.rate(run))} steps a second" if of.live else ""
-    rows.add("run", f"{run.name}: step {run.step:,}{rate}, data epoch {run.data_epoch:,}")
+    between = " \N{MIDDLE DOT} " if blocks else ", "
+    rows.add("run", f"{run.name}: {between.join(run.facts(of.rate(run)))}")
     course = run.course
     if course is None:
         rows.add("", "its program keeps no course", "dim")

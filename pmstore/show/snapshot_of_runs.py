@@ -53,9 +53,9 @@ class RunState:
     live: bool
     course: Told | None
 
-    @property
-    def facts(self) -> list[str]:
-        """What a person wants to know first, each fact in a few words."""
+    def facts(self, rate: float = float("nan")) -> list[str]:
+        """Returns what a person wants to know first, each fact in a few words. rate: steps a
+        second, as they were just seen; nan: those of the course."""
         told = [_of(f"step {self.step:,}", self.steps)]
         told += [f"{name} {number(value)}" for name, value in self._figures()]
         if self.rates:
@@ -63,8 +63,9 @@ class RunState:
             told.append(f"lr {number(least)}" + f" to {number(most)}" * (most > least))
         if self.data_epoch or self.batch or self.epochs is not None:
             told.append(_of(f"epoch {self.data_epoch:,}", self.epochs))
-        rate = self.course.rate() if self.live and self.course else float("nan")
-        if rate == rate:
+        if rate != rate and self.course:
+            rate = self.course.rate()
+        if self.live and rate == rate:
             told.append(f"{number(rate)} steps a second")
         if self.lives:
             lives = "life" if self.lives == 1 else "lives"

@@ -164,7 +164,6 @@ def attach(
         )
         _refuse_beside(store)
         _refuse_twice(name, program)
-        Schedulers(list(program.optimizers.values()), program.keepers).look()
         _check_store(store, name, tiers)
         rule = rule_for(store, policy, tiers)
         check_schedule(store, rule, tiers, guard, together=ranks is not None)
@@ -172,6 +171,11 @@ def attach(
             if (stored := store.get(f"{name}/model_layout")) is not None:
                 places = {key: decode_place(raw) for key, raw in stored.items()}
                 refuse_resharded(places, program.models)
+        schedulers = Schedulers(list(program.optimizers.values()), program.keepers)
+        if stored is None:  # a new run, and nothing of it is made yet
+            schedulers.look()
+        else:
+            schedulers.look_early()
         return program, describe_schedule(store, rule, tiers, guard)
 
     def make(program: Program, first: Callable[[], None] | None = None) -> Steps:

@@ -135,6 +135,29 @@ def test_a_forgotten_scheduler_is_refused(store: pmstore.Store, kind: str) -> No
     attach(store, model=model, optimizer=optimizer, lr_scheduler=schedule)
 
 
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_one_that_is_forgotten_when_a_run_goes_on_is_refused(
+    store: pmstore.Store, kind: str
+) -> None:
+    """Before the next commit at the latest."""
+    model = net()
+    optimizer = adam(model)
+    run = attach(store, model=model, optimizer=optimizer)
+    with run.next_step():
+        update_of(optimizer)(model(torch.ones(2, 4)).sum())
+    run.commit()
+    run.detach()
+    schedule = SCHEDULERS[kind](optimizer)
+    with pytest.raises(AttachError, match=r"attach\(..., lr_scheduler=schedule\)"):
+        run = attach(store, model=model, optimizer=optimizer)
+        with run.next_step():
+            update_of(optimizer)(model(torch.ones(2, 4)).sum())
+        run.commit()
+    store.rollback()
+    assert int(store["run/progress"][0]) == 1
+    del schedule
+
+
 def test_a_scheduler_that_is_gone_is_not(store: pmstore.Store, loader: Any) -> None:
     """It has left its marks: `initial_lr`, and a step that it wrapped."""
     model = net()
