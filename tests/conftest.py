@@ -119,9 +119,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def pytest_collection_finish() -> None:
     """What was imported stays. Tests collect garbage a thousand times: without this each time looks
-    at all of torch, and takes a tenth of a second."""
+    at all of torch, and takes a tenth of a second. So does the first step of each run, which looks
+    for schedulers."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Tests import, too."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

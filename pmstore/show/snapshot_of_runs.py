@@ -57,16 +57,16 @@ class RunState:
         """Returns what a person wants to know first, each fact in a few words. rate: steps a
         second, as they were just seen; nan: those of the course."""
         told = [_of(f"step {self.step:,}", self.steps)]
+        if rate != rate and self.course:
+            rate = self.course.rate()
+        if self.live and rate == rate:
+            told.append(f"{number(rate)} steps a second")
         told += [f"{name} {number(value)}" for name, value in self._figures()]
         if self.rates:
             least, most = min(self.rates), max(self.rates)
             told.append(f"lr {number(least)}" + f" to {number(most)}" * (most > least))
         if self.data_epoch or self.batch or self.epochs is not None:
             told.append(_of(f"epoch {self.data_epoch:,}", self.epochs))
-        if rate != rate and self.course:
-            rate = self.course.rate()
-        if self.live and rate == rate:
-            told.append(f"{number(rate)} steps a second")
         if self.lives:
             lives = "life" if self.lives == 1 else "lives"
             told.append(f"{self.lives:,} {lives}, {counted(self.kills, 'kill')}")

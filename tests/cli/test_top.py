@@ -178,7 +178,7 @@ def test_it_ends_when_the_run_ends(trainer: Any) -> None:
     path, stop, process = trainer
     with closing(Shown(path)) as shown:
         shown.until(f"open for writing by process {process.pid}")
-        shown.until(r"step [\d,]+, [\d.,]+ steps a second")  # read beside its writer
+        shown.until(r"step [\d,]+ . [\d.,]+ steps a second")  # read beside its writer
         shown.until("risk reached the price")
         stop.touch()
         assert process.wait(PATIENCE) == 0
