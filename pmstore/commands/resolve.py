@@ -26,7 +26,7 @@ def resolve(
     A store that was open with hold=True when its program died holds the version before its last
     commit (pmstore info tells). So does one of a job of several ranks: there it is not known that
     all ranks have the last commit, and the job, attached again, finds out by itself. If you decide
-    by hand, all its stores have to be at the same step afterwards (pmstore info --all tells the epoch).
+    by hand, all its stores have to be at the same step afterwards (pmstore info tells the steps).
 
     Exit code 1 if nothing is held.
 
