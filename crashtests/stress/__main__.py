@@ -48,13 +48,18 @@ def begin_lane(
     An interrupt comes before or after: what Python calls at a fork would swallow it. A lane ends
     at SIGTERM, and its lives with it.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     reading, writing = os.pipe()
-    parent, pid = os.getpid(), os.fork()
+    parent, pid = os.getpid(), -1
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        pid = os.fork()
+        if pid:
+            pipes[reading] = pid
+    finally:
+        if pid:
+            os.close(writing)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     if pid:
-        pipes[reading] = pid
-        os.close(writing)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         return
     kills = failures = 0
 
@@ -92,9 +97,11 @@ def begin_lane(
         lane.leave(code)
 
 
-def gather(pipes: dict[int, int], began: float, failures: int) -> tuple[Count, list[Failure]]:
-    """Reads what the lanes tell until all have ended, and says how it goes."""
-    total, found = Count(), []
+def gather(
+    pipes: dict[int, int], began: float, failures: int, total: Count, found: list[Failure]
+) -> None:
+    """Reads what the lanes tell until all have ended, into `total` and `found`, and says how it
+    goes."""
     partial = dict.fromkeys(pipes, b"")
     said = began
     while partial:
@@ -120,7 +127,19 @@ def gather(pipes: dict[int, int], began: float, failures: int) -> tuple[Count, l
         if time.monotonic() - said >= SAY_SECONDS:
             said = time.monotonic()
             print(f"{said - began:.0f} s: {words(total)}", flush=True)
-    return total, found
+        reap(set(pipes.values()))
+
+
+def reap(lanes: set[int]) -> None:
+    """Lets go of what lives have left, and keeps the lanes for `ended`."""
+    while True:
+        try:
+            gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if gone is None or gone.si_pid in lanes:
+            return
+        os.waitpid(gone.si_pid, 0)
 
 
 def ended(lanes: set[int]) -> list[int]:
@@ -162,15 +181,17 @@ def run(a: argparse.Namespace) -> int:
     ):
         place = Place(Path(memory), Path(disk), kept)
         pipes: dict[int, int] = {}
+        total, found = Count(), list[Failure]()
         try:
             for number in range(a.lanes):
                 begin_lane(number, a, place, began + a.seconds, pipes)
-            total, found = gather(pipes, began, a.failures)
-        except KeyboardInterrupt:
-            interrupted = True
-            total, found = Count(), []
+            gather(pipes, began, a.failures, total, found)
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
             for pid in pipes.values():
                 os.kill(pid, signal.SIGTERM)
+            if not interrupted:
+                raise
         finally:
             codes = ended(set(pipes.values()))
     seconds = time.monotonic() - began

@@ -196,9 +196,9 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing,
     write_back(pool);
     if (pool->undo.log.halves)
         pms_hold_begin(pool);
-    /* F2: all data of the transaction, before the anchor that makes it the state. Also F1 of the
-     * copies of hot ranges: they undo later stores to these ranges, which may reach memory from
-     * now on. */
+    /* It is F1 of the copies of hot ranges, too: they undo later stores to these ranges, which may
+     * reach memory from now on. */
+    /* F2: all data of the transaction, before the anchor that makes it the state */
     pms_persist_fence(&pool->persist);
     finish(pool, pool->undo.tag);
     /* The next transaction's first entries go to the other fast log: this transaction's log

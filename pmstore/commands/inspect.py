@@ -47,15 +47,14 @@ def info(path: StorePath, everything: Everything = False, as_json: Json = False)
 
     Example: pmstore info run.pm --json | jq .runs[0].step
     """
-    from pmstore.objects.job_record import stored_runs
-    from pmstore.show.snapshot_of_runs import run_state
+    from pmstore.show.snapshot_of_runs import run_states
 
     problem = ""
     with reading(path) as store:
         about, usage, tiers = store.info(), store.usage(), list(_tiers(store))
         runs: list[RunState] = []
         try:
-            runs += (run_state(store, name, about) for name in stored_runs(store))
+            runs = run_states(store, about)
         except CorruptStoreError as error:  # the rest is told all the same
             problem = error.problem or str(error)
     if as_json:
@@ -150,7 +149,7 @@ def ls(
             for entry in (tree(place) if recursive else place.entries())
         ]
         runs = dict(_runs(store, group, entries))
-    if not everything:
+    if not everything and not (group and _is_own(group, runs)):  # what was asked for is told
         entries = [entry for entry in entries if not _is_own(entry.name, runs)]
     if as_json:
         say_json([_row(entry, runs) for entry in entries])
@@ -183,21 +182,27 @@ def _runs(store: Store, group: str, entries: Iterable[Entry]) -> Iterator[tuple[
                 yield name, int(numbers[0])
 
 
-_SHOWN = ("model", "optimizer/state", "state", "stateful")
-"""Of a run, without --all."""
+_OWN_PARTS = {
+    *("about", "attributes", "given", "gradients", "gradients_layout", "heads", "job", "loader"),
+    *("log", "loops", "model_layout", "progress", "rng", "scopes", "trainable"),
+}
+"""Of a run, what pmstore keeps beside model, optimizers and the program's own."""
+_OF_OPTIMIZER = {"groups", "layout", "rest"}
 
 
-def _is_own(name: str, runs: Iterable[str]) -> bool:
-    """Returns whether pmstore keeps it for itself: groups at the top, and parts of a run."""
+def _is_own(name: str, runs: Container[str]) -> bool:
+    """Returns whether pmstore keeps it for itself: a group at the top, or a part of a run."""
     if is_own_name(name):
         return True
-    within = next((name[len(run) + 1 :] for run in runs if name.startswith(f"{run}/")), None)
-    if within is None:
-        return False
-    return not any(
-        f"{within}/".startswith(f"{shown}/") or f"{shown}/".startswith(f"{within}/")
-        for shown in _SHOWN
+    parts = name.split("/")
+    within = next(
+        (parts[at:] for at in range(len(parts) - 1, 0, -1) if "/".join(parts[:at]) in runs), []
     )
+    if name in runs or not within:
+        return False
+    if within[0] == "optimizer":  # or several, under keys
+        return any(part in _OF_OPTIMIZER for part in within[1:3])
+    return within[0] in _OWN_PARTS
 
 
 def _kind(entry: Entry, runs: Container[str]) -> str:

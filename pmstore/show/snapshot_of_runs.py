@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pmstore._base.text import counted
+from pmstore._engine.failures import lock_holders
 from pmstore._engine.reports import Info, SegmentUsage
 from pmstore.course.reader import Told, read
 from pmstore.errors import CorruptStoreError, PmstoreError
@@ -27,14 +32,16 @@ class RunState:
     """A training run, as of the store's last commit.
 
     Attributes:
-        steps, epochs: with how many the loop ends that the program is in; None: it does not say.
-        logged: the newest value of each name that the program logs.
-        rates: the learning rates of the optimizer's groups, each once.
-        lives: processes that trained it. kills: of these, that died.
+        steps, epochs: with how many the loop ends that the program is in; None: it does not say,
+            or it is not known.
+        logged: the newest value of each name that was logged lately.
+        rates: the learning rates of the optimizers' groups, each once.
+        lives: processes that trained it. kills: of these, that were killed, as far as the store's
+            newest openings tell.
         stepped_at: when the last step ended that is committed, Unix time; nan: not known.
         between_seconds: the most that passed between two commits: a kill takes about as much work
             with it, at most; nan: not known.
-        live: a process has the store open for writing.
+        live: the process that attached it last has the store open for writing.
         course: None: the program's version of pmstore kept none.
     """
 
@@ -59,9 +66,10 @@ class RunState:
         told = [_of(f"step {self.step:,}", self.steps)]
         if rate != rate and self.course:
             rate = self.course.rate()
-        if self.live and rate == rate:
+        # A run that has ended, or that stands still, has no rate.
+        if self.live and time.time() - self.stepped_at < max(_STILL_SECONDS, 10 / max(rate, 1e-9)):
             told.append(f"{number(rate)} steps a second")
-        told += [f"{name} {number(value)}" for name, value in self._figures()]
+        told += [f"{name} {_figure(value)}" for name, value in self._figures()]
         if self.rates:
             least, most = min(self.rates), max(self.rates)
             told.append(f"lr {number(least)}" + f" to {number(most)}" * (most > least))
@@ -85,15 +93,25 @@ class RunState:
         return list(found.items())[:_FIGURES]
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the facts for JSON: without the course; nan is None."""
+        """Returns the facts for JSON: without the course. What is not known is None; a logged
+        number that is not finite is text."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
         del told["course"]
         told["rates"] = list(self.rates)
-        told["logged"] = {name: _finite(value) for name, value in self.logged.items()}
+        told["logged"] = {
+            name: value if math.isfinite(value) else str(value)
+            for name, value in self.logged.items()
+        }
         return {name: _finite(one) if isinstance(one, float) else one for name, one in told.items()}
 
 
 _FIGURES = 3
+_STILL_SECONDS = 10.0
+_MOST = 1 << 53
+
+
+def _figure(value: float) -> str:
+    return number(value) if math.isfinite(value) else str(value)
 
 
 def _of(text: str, whole: int | None) -> str:
@@ -133,7 +151,7 @@ def gather(store: Store) -> Gathered:
     Raises: CorruptStoreError, SnapshotLostError.
     """
     info = store.info()
-    found = tuple(run_state(store, name, info) for name in runs(store))
+    found = tuple(run_states(store, info))
     return Gathered(info, store.usage(), found, store._core.pool.info.permissions)
 
 
@@ -142,48 +160,87 @@ def runs(store: Store) -> list[str]:
     return stored_runs(store)
 
 
-def run_state(store: Store, name: str, info: Info) -> RunState:
-    """Reads what the store tells of a run. info: of the store. What is damaged is left out.
+def run_states(store: Store, info: Info) -> list[RunState]:
+    """Reads what the store tells of its runs. info: of the store. What is damaged is left out.
 
     Raises: CorruptStoreError, SnapshotLostError.
     """
-    step, data_epoch, batch, _ = (int(number) for number in store[f"{name}/progress"])
-    course = read(store, name)
-    steps, epochs = _ends(store.get(f"{name}/loops"))
-    starts = course.starts if course else ()
-    # Starts that are no longer known may have been of the store's first life.
-    before = starts[0].unclean_opens if starts and starts[0].number == 1 else 0
+    names = runs(store)
+    courses = {name: read(store, name) for name in names}
+    killed = _killed(courses, info)
+    writers = lock_holders(info.path, writing=True) if info.recovery.live else []
+    found = []
+    for name, course in courses.items():
+        step, data_epoch, batch, _ = (int(number) for number in store[f"{name}/progress"])
+        steps, epochs = _ends(store, name, step, data_epoch)
+        starts = course.starts if course else ()
+        last = next(reversed(list(course.whole())), None) if course else None
+        found.append(
+            RunState(
+                name,
+                step,
+                data_epoch,
+                batch,
+                steps,
+                epochs,
+                _logged(store, f"{name}/log"),
+                _rates(store, f"{name}/optimizer"),
+                starts[-1].number if starts else 0,
+                killed[name],
+                last.time if last else float("nan"),
+                course.stake_seconds if course else float("nan"),
+                bool(starts) and starts[-1].pid in writers,
+                course,
+            )
+        )
+    return found
+
+
+def _killed(courses: Mapping[str, Told | None], info: Info) -> dict[str, int]:
+    """Counts the lives of each run that were killed. A life ended by a kill if there was one before
+    the next life of any run of the store. So one of a run that is not known takes its place."""
+    found = dict.fromkeys(courses, 0)
+    lives: dict[int, list[str]] = defaultdict(list)  # by the opening of the store
+    before: dict[int, int] = {}  # kills of its writers, up to that opening
+    for name, course in courses.items():
+        starts = course.starts if course else ()
+        for start in starts:
+            lives[start.opens].append(name)
+            before[start.opens] = start.unclean_opens
+        if len(courses) == 1 and starts and starts[0].number > 1:
+            found[name] = starts[0].unclean_opens  # of lives whose starts are no longer known
     recovery = info.recovery
-    dead = not (recovery.live or recovery.clean or recovery.created)
-    times = [one.time for one in course.whole()] if course else []
-    return RunState(
-        name,
-        step,
-        data_epoch,
-        batch,
-        steps,
-        epochs,
-        _logged(store, f"{name}/log"),
-        _rates(store, f"{name}/optimizer"),
-        starts[-1].number if starts else 0,
-        max(0, info.unclean_opens - before) + dead,
-        times[-1] if times else float("nan"),
-        course.stake_seconds if course else float("nan"),
-        recovery.live,
-        course,
-    )
+    now = info.unclean_opens + (not (recovery.live or recovery.clean or recovery.created))
+    openings = sorted(lives)
+    for opening, following in zip(openings, [*openings[1:], None], strict=False):
+        if (now if following is None else before[following]) > before[opening]:
+            for name in dict.fromkeys(lives[opening]):
+                found[name] += 1
+    return found
 
 
-def _ends(loops: Any) -> tuple[int | None, int | None]:
-    """Returns with how many steps and epochs the newest loop ends, as `<run>/loops` has it."""
+def _count(value: object) -> int:
+    """Returns a stored count. Raises: ValueError: it is none."""
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError("no count")
+    return value
+
+
+def _ends(store: Store, name: str, step: int, data_epoch: int) -> tuple[int | None, int | None]:
+    """Returns with how many steps and epochs of the run its newest loop ends."""
+    loops: Any = store.get(f"{name}/loops")
     try:
-        (kind, _, count, base, _), known = loops["loops"][-1], len(loops["loops"])
-        end = int(count) + int(base)
+        kind, _, count, base, _ = loops["loops"][-1]
+        if kind == "steps":
+            steps = _count(count)  # it counts its own
+            scopes = store.get(f"{name}/scopes")
+            alone = isinstance(scopes, np.ndarray) and scopes.shape == (4,) and scopes[2] == step
+            return (steps if alone and steps >= step else None), None
+        epochs = _count(base) + _count(count)
+        known = kind in ("batches", "epochs") and epochs >= data_epoch
+        return None, epochs if known else None
     except (LookupError, TypeError, ValueError):
         return None, None
-    if kind == "steps":  # it counts its own
-        return (end if known == 1 else None), None
-    return None, end if kind in ("batches", "epochs") else None
 
 
 def _logged(store: Store, place: str) -> dict[str, float]:
@@ -192,36 +249,46 @@ def _logged(store: Store, place: str) -> dict[str, float]:
     if not isinstance(group, Group) or not isinstance(names, list):
         return {}
     found: dict[int, float] = {}
-    newest = sorted((int(name) for name in group if name.isdecimal()), reverse=True)
+    newest = sorted((int(name) for name in group if _NUMBER.fullmatch(name)), reverse=True)
     for at in newest[:_LOOKS]:
         rows = store.get(f"{place}/{at}")
         if isinstance(rows, np.ndarray) and rows.dtype == np.float64 and rows.shape[1:] == (3,):
-            for _, name, value in rows[::-1].tolist():
+            for _, name, value in rows[:_ROWS][::-1].tolist():
                 if 1.0 <= name <= len(names):
                     found.setdefault(int(name), value)
         if len(found) == len(names):
             break
-    return {str(name): found[at] for at, name in enumerate(names, 1) if at in found}
+    return {str(name)[:_LETTERS]: found[at] for at, name in enumerate(names, 1) if at in found}
 
 
+_NUMBER = re.compile("[0-9]{1,9}")
+_ROWS = 1024
+"""Of an array of a log."""
+_LETTERS = 80
 _LOOKS = 8
 """Arrays of the log that are looked through for a name that is logged seldom."""
 
 
 def _rates(store: Store, place: str) -> tuple[float, ...]:
-    """Returns the learning rates of an optimizer, or of several under keys."""
+    """Returns the learning rates of an optimizer, or of several under keys; none if one is not
+    known."""
     group = store.get(place)
     if not isinstance(group, Group):
         return ()
-    places = [place] if f"{place}/groups" in store else [f"{place}/{name}" for name in group]
+    alone = f"{place}/groups/value" in store
+    places = [place] if alone else [f"{place}/{name}" for name in group]
     found: list[float] = []
     for one in places:
         groups = store.get(f"{one}/groups/value")
         for settings in groups if isinstance(groups, list) else ():
             rate = settings.get("lr") if isinstance(settings, dict) else None
-            if isinstance(rate, float) and math.isfinite(rate):
-                found.append(rate)
-    return tuple(dict.fromkeys(found))
+            if isinstance(rate, dict):  # a tensor
+                rate = store.get(f"{one}/groups/{rate.get('index')}")
+            try:
+                found.append(float(rate))  # type: ignore[arg-type]
+            except (TypeError, ValueError, OverflowError, RuntimeError):
+                return ()
+    return tuple(dict.fromkeys(found)) if all(map(math.isfinite, found)) else ()
 
 
 def tier_contents(store: Store) -> list[TierContent]:

@@ -30,7 +30,9 @@ def run(*words: Any) -> str:
     return result.stdout
 
 
-def program(store: pmstore.Store, *, steps: int | None, epochs: int = 3) -> Any:
+def program(
+    store: pmstore.Store, *, steps: int | None, epochs: int = 3, name: str = "run", **more: Any
+) -> Any:
     """A scheduler that halves the rate every fifth step, two numbers logged, an array of the
     program's own. steps: of a loop by steps; None: a loop over data."""
     torch.manual_seed(0)
@@ -38,10 +40,12 @@ def program(store: pmstore.Store, *, steps: int | None, epochs: int = 3) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
     given: dict[str, Any] = {"model": model, "optimizer": optimizer, "lr_scheduler": schedule}
+    loop = more.pop("loop", {})
+    given |= {"name": name, **more}
     if steps is None:
         given["loader"] = [torch.ones(1, 2)] * 4
     run = attach(store, **given)
-    for _ in run.batches(epochs=epochs) if steps is None else run.steps(steps):
+    for _ in run.batches(epochs=epochs) if steps is None else run.steps(steps, **loop):
         optimizer.zero_grad()
         loss = model(torch.ones(1, 2)).square().sum()
         loss.backward()
@@ -106,6 +110,62 @@ def test_lives_and_kills_are_counted(shm: Path) -> None:
     assert "3 lives, 3 kills" in run("info", path)
 
 
+def test_kills_are_of_the_run_that_was_trained(shm: Path) -> None:
+    """Not of another one in the same store, nor of a program that trains none."""
+    path = shm / "run.pm"
+
+    def killed(work: Any) -> None:
+        with pmstore.open(path) as store:
+            work(store)
+            store.commit()
+            (shm / "copy.pm").write_bytes(path.read_bytes())
+        (shm / "copy.pm").rename(path)
+
+    with pmstore.open(path) as store:
+        program(store, steps=3, name="first")
+    killed(lambda store: program(store, steps=4, name="second"))
+    killed(lambda store: program(store, steps=5, name="second"))
+    killed(lambda store: store.update(x=1))
+    told = {one["name"]: one for one in json.loads(run("info", path, "--json"))["runs"]}
+    assert (told["first"]["lives"], told["first"]["kills"]) == (1, 0)
+    assert (told["second"]["lives"], told["second"]["kills"]) == (2, 2)
+    assert told["second"]["steps"] == 5
+
+
+def test_where_a_loop_ends_is_told_only_where_it_is_known(shm: Path) -> None:
+    def told(**given: Any) -> Any:
+        with pmstore.open(shm / "run.pm") as store:
+            program(store, **given)
+        ((state,),) = (json.loads(run("info", shm / "run.pm", "--json"))["runs"],)
+        return state["step"], state["steps"], state["epochs"]
+
+    assert told(steps=6) == (6, 6, None)
+    assert told(steps=4) == (6, None, None)  # it is beyond that already
+    assert told(steps=9) == (9, 9, None)
+    edited = pmstore.torch.Resume(loops="program")
+    assert told(steps=2, loop={"name": "two"}, resume=edited) == (11, None, None)
+
+
+def test_numbers_that_are_none(shm: Path) -> None:
+    with pmstore.open(shm / "run.pm") as store:
+        trained = program(store, steps=2)
+        with trained.next_step():
+            trained.log(loss=math.nan, accuracy=-math.inf)
+        trained.commit()
+    (state,) = json.loads(run("info", shm / "run.pm", "--json"))["runs"]
+    assert state["logged"] == {"accuracy": "-inf", "loss": "nan", "once": 7.5}
+    assert "loss nan" in run("info", shm / "run.pm")
+
+
+@pytest.mark.parametrize("rate", [1, torch.tensor(0.5)])
+def test_a_rate_that_is_no_float(shm: Path, rate: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    with pmstore.open(shm / "run.pm") as store:
+        attach(store, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=rate))
+    (state,) = json.loads(run("info", shm / "run.pm", "--json"))["runs"]
+    assert state["rates"] == [float(rate)]
+
+
 def test_a_run_that_trains_now_is_live(shm: Path) -> None:
     with pmstore.open(shm / "run.pm") as store:
         program(store, steps=5)
@@ -126,16 +186,33 @@ def test_ls_lists_what_is_the_programs(trained: Path) -> None:
         *("mine", "run", "run/model", "run/model/weight", "run/model/bias"),
         *("run/optimizer", "run/optimizer/state"),
         *(f"run/optimizer/state/{n}.momentum_buffer" for n in range(2)),
+        *("run/lr_scheduler", "run/lr_scheduler/value"),
     ]
     every = [row["name"] for row in json.loads(run("ls", "-r", "-a", "--json", trained))]
     with pmstore.open(trained, "r") as store:
         assert set(every) == {entry.name for entry in pmstore.objects.containers.tree(store)}
     assert [row["name"] for row in json.loads(run("ls", trained, "run", "--json"))] == [
-        "run/model",
-        "run/optimizer",
+        *("run/model", "run/optimizer", "run/lr_scheduler")
     ]
-    assert run("ls", trained, "run/rng").splitlines() == ["name  kind  dtype  shape  size"]
-    assert "run/rng/torch" in run("ls", "--all", trained, "run/rng")
+    assert "run/rng/torch" in run("ls", trained, "run/rng")  # it was asked for
+
+
+def test_ls_hides_no_run_and_nothing_of_the_programs(shm: Path) -> None:
+    """A run in the group of another one; values beside a run's own."""
+    path = shm / "run.pm"
+    with pmstore.open(path) as store:
+        for name in ("a", "a/b"):
+            store[f"{name}/progress"] = np.array([3, 0, 0, 0])
+            store[f"{name}/about"] = {}
+            store[f"{name}/mine"] = 1
+            for optimizer in ("x", "state"):
+                store[f"{name}/optimizer/{optimizer}/state/0.step"] = np.zeros(1)
+                store[f"{name}/optimizer/{optimizer}/layout"] = 1
+    names = {row["name"] for row in json.loads(run("ls", "-r", "--json", path))}
+    for name in ("a", "a/b"):
+        assert {name, f"{name}/mine", f"{name}/optimizer/x/state/0.step"} <= names
+        assert f"{name}/optimizer/state/state/0.step" in names
+    assert not [name for name in names if name.endswith(("layout", "about", "progress"))]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +221,8 @@ def test_ls_lists_what_is_the_programs(trained: Path) -> None:
         ("loops", 7),
         ("loops", {"loops": []}),
         ("loops", {"loops": [["batches", "", "x", None, 0]]}),
+        ("loops", {"loops": [["batches", "", math.inf, 0, False]]}),
+        ("loops", {"loops": [["steps", "", 10**5000, 0, False]]}),
         ("log/names", "text"),
         ("log/names", ["a", "b"]),
         ("log/0", np.full((4, 3), math.nan)),

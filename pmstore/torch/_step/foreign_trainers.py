@@ -112,10 +112,12 @@ class Schedulers:
 
     def _found(self) -> list[LRScheduler]:
         living = gc.get_objects()  # some 300,000 in a program with torch: no Python for each
-        kinds = {kind for kind in set(map(type, living)) if issubclass(kind, LRScheduler)}
-        if not kinds:
+        kinds = list(map(type, living))
+        each = dict(zip(map(id, kinds), kinds, strict=True))  # some have no hash
+        wanted = {at for at, kind in each.items() if issubclass(kind, LRScheduler)}
+        if not wanted:
             return []
-        return [one for one in living if type(one) in kinds and _driven(one) & self._mine]
+        return [one for one in living if id(type(one)) in wanted and _driven(one) & self._mine]
 
 
 def _driven(scheduler: LRScheduler) -> set[int]:
@@ -201,8 +203,8 @@ class Others:
                 "optimizers as dicts"
             )
         if not self._looked:
-            self._looked = True
             self._schedulers.look()
+            self._looked = True  # not before: a step that is refused is no look
             self.suspects = self._schedulers.watched
         if self.suspects:
             self._schedulers.check()
