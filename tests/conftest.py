@@ -93,6 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             f"names of tests with addresses, which are never twice the same: {addresses}"
         )
     durations.mark(items)
+    # Frameworks come last: a process that has imported them takes a gigabyte, and forks slowly.
+    items.sort(key=lambda item: item.nodeid.startswith("tests/plugins/"))
     if pairwise.ALL:
         return
     left_out = pairwise.left_out(items)

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from pmstore.commands.table import TABLE
+from pmstore.commands.table import SECTIONS, TABLE
 
 
 def _strangers() -> dict[str, EntryPoint]:
@@ -72,11 +72,16 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = [
-            (name, TABLE[name].summary)
-            if name in TABLE
-            else (name, self.get_command(ctx, name).get_short_help_str(limit=100))
-            for name in self.list_commands(ctx)
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        """Writes the help's sections. Commands of other packages are in the last one."""
+        rows = {
+            title: [(name, place.summary) for name, place in section.items()]
+            for title, section in SECTIONS.items()
+        }
+        last = rows[next(reversed(rows))]
+        for name in self.list_commands(ctx):
+            if name not in TABLE:
+                last.append((name, self.get_command(ctx, name).get_short_help_str(limit=100)))
+        widest = max(len(name) for section in rows.values() for name, _ in section)
+        for title, section in rows.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), told) for name, told in section])

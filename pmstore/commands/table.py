@@ -18,33 +18,50 @@ class Place(NamedTuple):
     plain: bool = False
 
 
-TABLE: dict[str, Place] = {  # in the help's order: as a person meets them
-    "create": Place("change", "Makes an empty store."),
-    "info": Place(
-        "inspect", "Says how far the runs in a store are, and what the store is.", plain=True
-    ),
-    "ls": Place("inspect", "Lists the names of a store or group, with what they hold.", plain=True),
-    "show": Place("show", "Shows what a name holds, with a small picture of arrays.", plain=True),
-    "set": Place("change", "Stores a value under a name, replacing what was there."),
-    "rm": Place("change", "Removes names: all of them, or none if one is wrong."),
-    "check": Place(
-        "inspect", "Checks every invariant of a store, and changes nothing.", plain=True
-    ),
-    "repair": Place("repair", "Says what can be mended of a store, and mends it."),
-    "resolve": Place("resolve", "Goes back to the held version, or lets go of it."),
-    "job": Place("job", "Says what the ranks of a job can go on from."),
-    "top": Place("top", "Shows runs while they train, in the terminal."),
-    "report": Place("report", "Writes a report of training runs as one HTML file."),
-    "dump": Place("portable", "Writes all that a store holds into one portable file."),
-    "load": Place("portable", "Makes a store of a dump."),
-    "compact": Place("change", "Gives free space back: writes the store anew, and small."),
-    "export": Place("exchange", "Writes the arrays of a store as safetensors or npz."),
-    "import": Place("exchange", "Copies arrays of a safetensors or npz file into a store."),
-    "flush": Place("tiers", "Flushes the last commit of a store to a tier."),
-    "trust": Place("tiers", "Makes the tiers that a store remembers its own here."),
-    "epochs": Place("tiers", "Lists the epochs of a tier, newest first."),
-    "restore": Place("tiers", "Makes a store of an epoch in a tier."),
-    "crashtest": Place(
-        "crashtest", "Kills a training program, resumes it, and says what was lost."
-    ),
+SECTIONS: dict[str, dict[str, Place]] = {  # of the help; commands as a person meets them
+    "Look": {
+        "info": Place(
+            "inspect", "Says how far the runs in a store are, and what the store is.", plain=True
+        ),
+        "ls": Place(
+            "inspect", "Lists the names of a store or group, with what they hold.", plain=True
+        ),
+        "show": Place(
+            "show", "Shows what a name holds, with a small picture of arrays.", plain=True
+        ),
+        "top": Place("top", "Shows runs while they train, in the terminal."),
+        "report": Place("report", "Writes a report of training runs as one HTML file."),
+        "check": Place(
+            "inspect", "Checks every invariant of a store, and changes nothing.", plain=True
+        ),
+    },
+    "Change": {
+        "create": Place("change", "Makes an empty store."),
+        "set": Place("change", "Stores a value under a name, replacing what was there."),
+        "rm": Place("change", "Removes names: all of them, or none if one is wrong."),
+        "compact": Place("change", "Gives free space back: writes the store anew, and small."),
+        "repair": Place("repair", "Says what can be mended of a store, and mends it."),
+    },
+    "Move": {
+        "dump": Place("portable", "Writes all that a store holds into one portable file."),
+        "load": Place("portable", "Makes a store of a dump."),
+        "export": Place("exchange", "Writes the arrays of a store as safetensors or npz."),
+        "import": Place("exchange", "Copies arrays of a safetensors or npz file into a store."),
+        "flush": Place("tiers", "Flushes the last commit of a store to a tier."),
+        "epochs": Place("tiers", "Lists the epochs of a tier, newest first."),
+        "restore": Place("tiers", "Makes a store of an epoch in a tier."),
+        "trust": Place("tiers", "Makes the tiers that a store remembers its own here."),
+    },
+    "Several ranks": {
+        "job": Place("job", "Says what the ranks of a job can go on from."),
+        "resolve": Place("resolve", "Goes back to the held version, or lets go of it."),
+    },
+    "Test": {
+        "crashtest": Place(
+            "crashtest", "Kills a training program, resumes it, and says what was lost."
+        )
+    },
+}
+TABLE: dict[str, Place] = {
+    name: place for section in SECTIONS.values() for name, place in section.items()
 }

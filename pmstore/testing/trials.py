@@ -351,7 +351,8 @@ class _Driver:
         run = self.kind.run(self.runner, cwd, _Plan(0, ()), 0, {})
         if run.status != 0:
             raise ValueError(
-                f"the {noun} ends with status {run.status} without being killed: {run.said}"
+                f"the {noun} ends with status {run.status} without being killed: "
+                f"{run.said or 'it prints nothing'}"
             )
         if not run.seen:
             raise ValueError(self.kind.no_store)
