@@ -1,9 +1,12 @@
-"""Exports and imports safetensors and npz: of stores and groups, and of runs (`*_run`)."""
+"""Exports and imports safetensors and npz: of stores and groups, and of runs (`*_run`). What a run
+has logged is exported as CSV."""
 
 from pmstore.formats.exchange import export_npz, export_safetensors, import_npz, import_safetensors
+from pmstore.formats.run_log import export_log
 from pmstore.formats.run_tensors import export_run, import_run
 
 __all__ = [
+    "export_log",
     "export_npz",
     "export_run",
     "export_safetensors",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +13,24 @@ from pmstore._base.sizes import parse_size
 from pmstore._base.text import counted
 from pmstore.commands import completion
 from pmstore.commands.app import InGroup, Json, Mode, StorePath, app, text_word
-from pmstore.commands.common import ending, fail, find, progress, reading_all, size, tell, writing
+from pmstore.commands.common import (
+    ending,
+    fail,
+    find,
+    progress,
+    reading,
+    reading_all,
+    size,
+    tell,
+    writing,
+)
 from pmstore.formats import exchange
+from pmstore.formats.run_log import export_log
 from pmstore.objects.containers import Group
+from pmstore.objects.job_record import stored_runs
+
+if TYPE_CHECKING:
+    from pmstore.store import Store
 
 Separator = Annotated[
     str | None,
@@ -26,12 +41,23 @@ Separator = Annotated[
 ]
 
 
-def _format(path: Path) -> Literal["safetensors", "npz"]:
-    if path.suffix == ".safetensors":
-        return "safetensors"
-    if path.suffix == ".npz":
-        return "npz"
-    raise fail(f"{path}: the name of FILE says what it is: .safetensors or .npz", 2)
+def _format(path: Path, *kinds: str) -> str:
+    kind = path.suffix.removeprefix(".")
+    if kind in kinds:
+        return kind
+    told = " or ".join(f".{one}" for one in kinds)
+    raise fail(f"{path}: the name of FILE says what it is: {told}", 2)
+
+
+def _run_of(store: Store, named: str) -> str:
+    """Returns the name of the run that is meant. Ends the command if there are several, or none."""
+    found = stored_runs(store)
+    if named in found or (len(found) == 1 and not named):
+        return named or found[0]
+    if named:
+        raise fail(f"{store.path}: {named!r} is no run; there are: {', '.join(found) or 'none'}", 2)
+    told = f"several runs: --group says which: {', '.join(found)}" if found else "it has no run"
+    raise fail(f"{store.path}: {told}", 2)
 
 
 @app.command("export")
@@ -40,7 +66,9 @@ def export_(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="To write: *.safetensors or *.npz.", show_default=False
+            metavar="FILE",
+            help="To write: *.safetensors, *.npz, or *.csv of a log.",
+            show_default=False,
         ),
     ],
     group: InGroup = "",
@@ -49,20 +77,30 @@ def export_(
     mode: Mode = PRIVATE,
     as_json: Json = False,
 ) -> None:
-    """Writes the arrays of a store as safetensors or npz. Plain values and lists go along as
-    metadata. Of a tier: restore it first.
+    """Writes arrays as safetensors or npz, or a run's log as CSV.
+
+    With arrays, plain values and lists go along as metadata. CSV has a line for each step, and a
+    column for each name that was logged; --group says which run it is. Of a tier: restore it first.
 
     Example: pmstore export run.pm model.safetensors --group model
 
+    Example: pmstore export run.pm losses.csv
+
     Example: pmstore export run.pm arrays.npz --compress
     """
-    kind = _format(file)
+    kind = _format(file, "safetensors", "npz", "csv")
     if path.is_dir() or re.match(r"[a-z0-9]+:/", str(path)):
         raise fail(
             f"{path} is no store's file. If it is a tier, make a store of it: "
             "pmstore restore STORE URL",
             2,
         )
+    if kind == "csv":
+        with reading(path, keep=True) as store:
+            steps = export_log(store, file, run=_run_of(store, group), mode=mode)
+        told = {"path": str(file), "steps": steps, "bytes": file.stat().st_size}
+        tell(f"{file}: {counted(steps, 'step')}, {size(file.stat().st_size)}", told, as_json)
+        return
     with reading_all(path) as store:
         place: Any = find(store, group) if group else store
         if not isinstance(place, Group):
@@ -130,7 +168,7 @@ def import_(
 
     Example: pmstore import arrays.npz run.pm --replace
     """
-    kind = _format(file)
+    kind = _format(file, "safetensors", "npz")
     if inflated is not None and kind != "npz":
         raise fail("--inflated is for npz: nothing in safetensors is compressed", 2)
     with ending():

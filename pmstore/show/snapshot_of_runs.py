@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from pmstore._base.text import counted
 from pmstore._engine.failures import lock_holders
 from pmstore._engine.reports import Info, SegmentUsage
+from pmstore.course.logged import arrays_of, names_of
 from pmstore.course.reader import Told, read
 from pmstore.errors import CorruptStoreError, PmstoreError
 from pmstore.objects.containers import Group
@@ -183,7 +184,7 @@ def run_states(store: Store, info: Info) -> list[RunState]:
                 batch,
                 steps,
                 epochs,
-                _logged(store, f"{name}/log"),
+                _logged(store, name),
                 _rates(store, f"{name}/optimizer"),
                 starts[-1].number if starts else 0,
                 killed[name],
@@ -243,28 +244,19 @@ def _ends(store: Store, name: str, step: int, data_epoch: int) -> tuple[int | No
         return None, None
 
 
-def _logged(store: Store, place: str) -> dict[str, float]:
-    """Returns the newest value of each name, in the order of first use, as `<run>/log` has it."""
-    names, group = store.get(f"{place}/names"), store.get(place)
-    if not isinstance(group, Group) or not isinstance(names, list):
-        return {}
+def _logged(store: Store, run: str) -> dict[str, float]:
+    """Returns the newest value of each name, in the order of first use."""
+    names = names_of(store, run)
     found: dict[int, float] = {}
-    newest = sorted((int(name) for name in group if _NUMBER.fullmatch(name)), reverse=True)
-    for at in newest[:_LOOKS]:
-        rows = store.get(f"{place}/{at}")
-        if isinstance(rows, np.ndarray) and rows.dtype == np.float64 and rows.shape[1:] == (3,):
-            for _, name, value in rows[:_ROWS][::-1].tolist():
-                if 1.0 <= name <= len(names):
-                    found.setdefault(int(name), value)
+    for rows in islice(arrays_of(store, run, newest=True), _LOOKS):
+        for _, name, value in rows[::-1].tolist():
+            if 1.0 <= name <= len(names):
+                found.setdefault(int(name), value)
         if len(found) == len(names):
             break
-    return {str(name)[:_LETTERS]: found[at] for at, name in enumerate(names, 1) if at in found}
+    return {name: found[at] for at, name in enumerate(names, 1) if at in found}
 
 
-_NUMBER = re.compile("[0-9]{1,9}")
-_ROWS = 1024
-"""Of an array of a log."""
-_LETTERS = 80
 _LOOKS = 8
 """Arrays of the log that are looked through for a name that is logged seldom."""
 

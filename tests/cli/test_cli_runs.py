@@ -277,6 +277,8 @@ def test_changes_are_told_as_json(trained: Path, shm: Path) -> None:
     assert told("rm", path, "x") == {"path": str(path), "removed": ["x"]}
     assert told("export", path, shm / "w.npz")["arrays"] == 1
     assert told("import", shm / "w.npz", path, "--replace") == {"path": str(path), "arrays": 1}
+    assert told("export", trained, shm / "log.csv")["steps"] == STEPS
+    assert (shm / "log.csv").read_text().startswith("step,accuracy,loss,once\n1,0.01,1.0,7.5\n")
     assert told("dump", path, shm / "d")["bytes"] == (shm / "d").stat().st_size
     assert told("load", shm / "d", shm / "back.pm")["objects"] == 1
     assert told("compact", path)["path"] == str(path)
@@ -292,3 +294,25 @@ def test_changes_are_told_as_json(trained: Path, shm: Path) -> None:
     assert told("resolve", path, "--back")["back"] is True
     refused = CliRunner().invoke(app, ["dump", str(path), "-", "--json"])
     assert refused.exit_code == 2
+
+
+def test_which_run_is_exported(shm: Path) -> None:
+    path = shm / "run.pm"
+    with pmstore.open(path) as store:
+        store["mine"] = 1
+
+    def refused(*words: Any) -> str:
+        result = CliRunner().invoke(app, [*map(str, ("export", path, shm / "log.csv", *words))])
+        assert result.exit_code == 2
+        assert not (shm / "log.csv").exists()
+        return result.stderr
+
+    assert "it has no run" in refused()
+    for name in ("a", "b"):
+        with pmstore.open(path) as store:
+            program(store, steps=2, name=name)
+    assert "several runs: --group says which: a, b" in refused()
+    assert "'c' is no run; there are: a, b" in refused("--group", "c")
+    assert "log.csv: 2 steps" in run("export", path, shm / "log.csv", "--group", "b")
+    back = CliRunner().invoke(app, ["import", str(shm / "log.csv"), str(path)])
+    assert back.exit_code == 2

@@ -95,7 +95,12 @@ def files() -> None:
     assert_type(pmstore.compact("run.pm"), Compaction)
     print([one.epoch for one in pmstore.epochs("tier")], pmstore.restore("run.pm", "tier"))
     print(pmstore.__version__, pmstore.errors, pmstore.pymm, pmstore.dcp.StoreReader)
-    print(pmstore.exchange.export_npz, pmstore.portable.dump, pmstore.testing.crash_test)
+    print(
+        pmstore.exchange.export_npz,
+        pmstore.exchange.export_log,
+        pmstore.portable.dump,
+        pmstore.testing.crash_test,
+    )
     print(pmstore.tiers.EpochInfo, pmstore.scheduler.EveryN(100), pmstore.dcp.StoreWriter)
 
 
