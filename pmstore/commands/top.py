@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from pmstore.commands.app import Json, app
-from pmstore.commands.common import answering, ending, existing, say_json
+from pmstore.commands.common import answering, ending, existing, remark, say_json
 from pmstore.show.live import frame
 from pmstore.show.terminal import Terminal
 from pmstore.show.watcher import Watched
@@ -29,6 +29,9 @@ def top(
         float, typer.Option("--interval", "-i", min=0.1, help="Seconds from look to look.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="For stores that are not there yet.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Shows runs while they train, in the terminal.
@@ -39,9 +42,15 @@ def top(
     it looks once.
 
     Example: pmstore top /dev/shm/rank0.pm /dev/shm/rank1.pm
+
+    Example: pmstore top --wait run.pm
     """
     with ending():
         for path in paths:
+            if wait and not path.exists():
+                remark(f"waiting for {path}")
+                while not path.exists():
+                    time.sleep(interval)
             existing(path)
         stores = [Watched(path) for path in dict.fromkeys(paths)]
         console = Console()

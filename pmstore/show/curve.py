@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
+from pmstore.show.units import is_logarithmic
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bits of a braille letter's dots: rows of two."""
@@ -28,12 +31,19 @@ def thinned(values: Any, most: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.where(counts > 0, parts * (most_there / counts), np.nan)
 
 
-def curve(values: Sequence[float] | Any, width: int, height: int, blocks: bool = True) -> list[str]:
+def curve(
+    values: Sequence[float] | Any,
+    width: int,
+    height: int,
+    blocks: bool = True,
+    logarithmic: bool = False,
+) -> list[str]:
     """Returns the lines of a drawing of the values over their places, from left to right, the
     greatest at the top, with the scale at the left. Values beside each other are joined; where no
     value is finite, none is drawn.
 
     width: columns in all; fewer, where there are fewer values. blocks: False draws with ASCII.
+    logarithmic: the scale is, and says so, where the values are positive and far apart.
 
     >>> curve([0, 1, 2, 3], 9, 2, blocks=False)
     ['3 |  **', '0 |**']
@@ -49,6 +59,11 @@ def curve(values: Sequence[float] | Any, width: int, height: int, blocks: bool =
     columns = max(1, width - edge - 2)
     points = thinned(values, columns * across)
     low, high = float(np.nanmin(points)), float(np.nanmax(points))
+    ends_are = [f"{high:.4g}", f"{low:.4g}"]
+    by_log = logarithmic and is_logarithmic(low, high)
+    if by_log:
+        points = np.log10(points)
+        low, high = math.log10(low), math.log10(high)
     rows = height * down
     reach = high / 2 - low / 2  # of which the whole may be more than a number holds
     cells = np.zeros((height, (len(points) + across - 1) // across), np.int64)
@@ -69,7 +84,9 @@ def curve(values: Sequence[float] | Any, width: int, height: int, blocks: bool =
             for y in range(min(a, b) + 1, max(a, b)):
                 put(x if (y <= middle) == (a <= b) else x + 1, y)
     titles = [""] * height
-    titles[0], titles[-1] = f"{high:.4g}", f"{low:.4g}"
+    titles[0], titles[-1] = ends_are
+    if by_log and height > 2:
+        titles[height // 2] = "log"
     edge = max(map(len, titles))
     bar = "│" if blocks else "|"
     return [

@@ -96,7 +96,7 @@ def _run(rows: _Rows, of: Watched, run: RunState, width: int, lines: int, blocks
         return
     whole = list(course.whole())
     losses = [one.loss for one in whole]
-    drawn = curve(losses, max(width, 10), lines, blocks)
+    drawn = curve(losses, max(width, 10), lines, blocks, logarithmic=True)
     if drawn:
         last = next(loss for loss in reversed(losses) if loss == loss)
         rows.add("loss", number(last))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from pmstore.show.units import is_logarithmic
+
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 34
 MARKS_MOST = 400
@@ -123,7 +125,7 @@ def scales(chart: Chart) -> tuple[Scale, Scale]:
     low, high = min(ys), max(ys)
     logarithmic = chart.logarithmic
     if logarithmic is None:
-        logarithmic = low > 0.0 and high / low > 50.0
+        logarithmic = is_logarithmic(low, high)
     if logarithmic:
         low, high = math.log10(low), math.log10(high)
     elif chart.zero:

@@ -59,6 +59,15 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def is_logarithmic(low: float, high: float) -> bool:
+    """Says whether an axis from `low` to `high` reads better by its logarithm.
+
+    >>> is_logarithmic(0.01, 20.0), is_logarithmic(1.0, 20.0), is_logarithmic(0.0, 20.0)
+    (True, False, False)
+    """
+    return low > 0.0 and high / low > 50.0
+
+
 def moment(unix: float) -> str:
     """Writes a point in time, in this machine's time zone."""
     try:

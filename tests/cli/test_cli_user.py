@@ -329,6 +329,19 @@ def test_losses_are_a_curve_with_its_ends(name: str, path: Path) -> None:
     assert (facts["first"], facts["last"]) == (LOSSES[:12], LOSSES[-12:])
 
 
+def test_a_curve_by_the_logarithm_is_straight_where_values_shrink_by_a_share() -> None:
+    values = 100 * 0.9 ** np.arange(64)
+    rows = curve(values, 80, 7, blocks=False, logarithmic=True)
+    assert [row.split("|")[0].strip() for row in rows] == ["100", "", "", "log", "", "", "0.131"]
+    heights = [
+        next(at for at, row in enumerate(rows) if row.partition("|")[2].ljust(64)[column] == "*")
+        for column in range(64)
+    ]
+    assert heights == [round(column * 6 / 63) for column in range(64)]
+    for linear in (values - 1, values + 99, np.zeros(9)):  # not positive, or not far apart
+        assert curve(linear, 80, 7, logarithmic=True) == curve(linear, 80, 7)
+
+
 def test_a_curve_goes_where_the_values_go() -> None:
     rows = curve(np.linspace(5.0, 1.0, 64), 80, 4, blocks=False)
     columns = [[row.find("*", 3) for row in rows], [row.rfind("*") for row in rows]]

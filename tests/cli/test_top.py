@@ -188,6 +188,19 @@ def test_it_ends_when_the_run_ends(trainer: Any) -> None:
         assert f"ended: closed at step {step:,}" in plain(shown.text)
 
 
+def test_it_waits_for_a_store(shm: Path) -> None:
+    words = [sys.executable, "-m", "pmstore", "top", "--wait", "--once", "-i", "0.1"]
+    with subprocess.Popen(
+        [*words, str(shm / "run.pm")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"pmstore: waiting for {shm / 'run.pm'}\n"
+        made(shm / "made.pm").rename(shm / "run.pm")
+        told, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (0, "")
+    assert "nobody writes to it" in told
+
+
 def test_it_says_that_the_run_died(trainer: Any) -> None:
     path, _, process = trainer
     with closing(Shown(path)) as shown:
