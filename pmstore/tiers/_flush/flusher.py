@@ -94,6 +94,7 @@ class Flusher:
             # an interrupt, after the put too: whoever waits for the last flush is to wait for one
             # that ends
             handle.cancel()
+            self.last = handle
             self._jobs.put(partial(self._run, job))
             raise
         return handle
