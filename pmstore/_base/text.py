@@ -19,6 +19,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
+def printable(text: str) -> str:
+    """Returns a text as it may go to a terminal: what is in a file that somebody else made must not
+    steer the terminal."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def is_own_name(path: str) -> bool:
     """Returns whether the path, from the store's top, is the library's own. What a stranger's file
     says under such a name would be obeyed, as by a tier that is flushed to. So such names are

@@ -205,7 +205,7 @@ def _exception(path: str, error: Any) -> Exception:
         return damaged(path, what, error.offset)
     elif status == _lib.PMS_E_NOT_A_STORE:
         problem = f"{what}. It was left as it is"
-        made = errors.NotAStoreError(f"{path}: {problem}; give the path of a store, or a new one")
+        made = errors.NotAStoreError(f"{path}: {problem}; give the path of a store")
     elif status == _lib.PMS_E_VERSION:
         made = errors.FormatVersionError(
             f"{path}: {what}. Open it with the version of pmstore that wrote it"

@@ -31,7 +31,7 @@ def _show_warning(
 
 
 def _remark(text: str) -> None:
-    from pmstore.show.terminal import printable
+    from pmstore._base.text import printable
 
     print(f"pmstore: {printable(text)}", file=sys.stderr)
 

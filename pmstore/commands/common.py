@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pmstore._base.sizes import parse_size
+from pmstore._base.text import printable
 from pmstore.errors import (
     CorruptStoreError,
     DomainError,
@@ -26,7 +27,6 @@ from pmstore.errors import (
 )
 from pmstore.extras import missing
 from pmstore.opening import open as open_store
-from pmstore.show.terminal import printable
 from pmstore.show.units import size as size
 
 if TYPE_CHECKING:

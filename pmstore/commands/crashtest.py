@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 
 import typer
 
-from pmstore._base.text import counted
+from pmstore._base.text import counted, printable
 from pmstore.commands.app import Json, app
 from pmstore.commands.common import console, ending, fail, say
-from pmstore.show.terminal import Column, Terminal, printable
+from pmstore.show.terminal import Column, Terminal
 from pmstore.testing.outcomes import CrashTestResult, Outcome, Trial
 from pmstore.testing.runner import Program
 from pmstore.testing.trials import crash_test, job_test

@@ -42,11 +42,18 @@ Separator = Annotated[
 
 
 def _format(path: Path, *kinds: str) -> str:
-    kind = path.suffix.removeprefix(".")
+    kind = path.suffix.removeprefix(".").lower()
     if kind in kinds:
         return kind
-    told = " or ".join(f".{one}" for one in kinds)
+    told = ", ".join(f".{one}" for one in kinds[:-1]) + f" or .{kinds[-1]}"
     raise fail(f"{path}: the name of FILE says what it is: {told}", 2)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMES]) + ", ..." * (len(names) > _NAMES)
+
+
+_NAMES = 10
 
 
 def _run_of(store: Store, named: str) -> str:
@@ -55,8 +62,8 @@ def _run_of(store: Store, named: str) -> str:
     if named in found or (len(found) == 1 and not named):
         return named or found[0]
     if named:
-        raise fail(f"{store.path}: {named!r} is no run; there are: {', '.join(found) or 'none'}", 2)
-    told = f"several runs: --group says which: {', '.join(found)}" if found else "it has no run"
+        raise fail(f"{store.path}: {named!r} is no run; there are: {_some(found) or 'none'}", 2)
+    told = f"several runs: --group says which: {_some(found)}" if found else "it has no run"
     raise fail(f"{store.path}: {told}", 2)
 
 
@@ -96,6 +103,8 @@ def export_(
             2,
         )
     if kind == "csv":
+        if compress or separator is not None:
+            raise fail("--compress and --separator are for arrays, and a log is none", 2)
         with reading(path, keep=True) as store:
             steps = export_log(store, file, run=_run_of(store, group), mode=mode)
         told = {"path": str(file), "steps": steps, "bytes": file.stat().st_size}

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._base.text import counted, is_own_name
+from pmstore._base.text import counted, is_own_name, printable
 from pmstore.commands.common import bar, fail, find, reading, say, say_json, size
 from pmstore.errors import CorruptStoreError, TierError
 from pmstore.objects.containers import Group, tree
 from pmstore.objects.entries import Entry
-from pmstore.show.terminal import Column, Terminal, printable
+from pmstore.show.terminal import Column, Terminal
 
 if TYPE_CHECKING:
     from pmstore._engine.reports import SegmentUsage

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from pmstore._base.text import printable
 from pmstore.commands.app import Json, app
 from pmstore.commands.common import ending, fail, opened, reading, say, say_json, writing
 from pmstore.objects.generations import Key, Member, explain, job_name, newest_common
 from pmstore.objects.job_record import members, without_run
-from pmstore.show.terminal import Column, Terminal, printable
+from pmstore.show.terminal import Column, Terminal
 
 
 @dataclass(frozen=True)

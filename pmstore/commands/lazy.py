@@ -80,8 +80,15 @@ class Commands(TyperGroup):
         last = rows[next(reversed(rows))]
         for name in self.list_commands(ctx):
             if name not in TABLE:
-                last.append((name, self.get_command(ctx, name).get_short_help_str(limit=100)))
-        widest = max(len(name) for section in rows.values() for name, _ in section)
+                last.append((name, self._told(ctx, name)))
+        widest = max(map(len, TABLE))
         for title, section in rows.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(widest), told) for name, told in section])
+
+    def _told(self, ctx: Any, name: str) -> str:
+        """Returns the line of the help for a command of another package, which may be broken."""
+        try:
+            return str(self.get_command(ctx, name).get_short_help_str(limit=100))
+        except Exception as error:
+            return f"cannot be loaded: {type(error).__name__}: {error}"

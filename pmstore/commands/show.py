@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._base.text import counted
+from pmstore._base.text import counted, printable
 from pmstore.commands.common import find, progress, reading, say, say_json, size
 from pmstore.commands.inspect import STYLES, extent, shape
 from pmstore.objects import dtypes
@@ -21,7 +21,7 @@ from pmstore.objects.readonly import plain_type
 from pmstore.objects.slots import Slots
 from pmstore.show import picture
 from pmstore.show.curve import curve
-from pmstore.show.terminal import Column, Terminal, printable
+from pmstore.show.terminal import Column, Terminal
 
 if TYPE_CHECKING:
     from pmstore.commands.app import Json, Limit, Name, StorePath

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from pmstore._base.text import counted
+from pmstore._base.text import counted, printable
 from pmstore.commands import completion
 from pmstore.commands.app import Domain, Json, StorePath, app, text_word
 from pmstore.commands.common import (
@@ -31,7 +31,7 @@ from pmstore.commands.common import (
     writing,
 )
 from pmstore.errors import TierError
-from pmstore.show.terminal import Column, Terminal, printable
+from pmstore.show.terminal import Column, Terminal
 
 if TYPE_CHECKING:
     from pmstore.tiers._epochs.listing import EpochInfo

@@ -47,19 +47,22 @@ def top(
     """
     with ending():
         for path in paths:
-            if wait and not path.exists():
-                remark(f"waiting for {path}")
-                while not path.exists():
-                    time.sleep(interval)
-            existing(path)
+            if not wait or path.exists():
+                existing(path)
+            elif not path.absolute().parent.is_dir():
+                raise ValueError(f"{path.parent}: there is no such directory")
         stores = [Watched(path) for path in dict.fromkeys(paths)]
         console = Console()
         if once or as_json or not console.is_terminal:
             interrupted = False
             for store in stores:
+                if not store.path.exists():
+                    remark(f"waiting for {store.path}")
+                while not store.path.exists():
+                    time.sleep(interval)
                 store.look()
         else:
-            interrupted = _follow(stores, console, interval)
+            interrupted = _follow(stores, console, interval, wait)
         with answering():
             if as_json:
                 say_json([one.as_dict() for one in stores])
@@ -69,16 +72,17 @@ def top(
             raise SystemExit(1)
 
 
-def _follow(stores: list[Watched], console: Console, interval: float) -> bool:
+def _follow(stores: list[Watched], console: Console, interval: float, wait: bool) -> bool:
     """Shows the stores again and again. Returns False when nobody writes to any of them, True at
-    Ctrl-C."""
+    Ctrl-C. wait: for those that were not there yet."""
     try:
         with answering(), Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 for store in stores:
                     store.look()
                 live.update(_frame(stores, console), refresh=True)
-                if not any(store.live for store in stores):
+                awaited = any(store.told is None and not store.path.exists() for store in stores)
+                if not any(store.live for store in stores) and not (wait and awaited):
                     return False
                 time.sleep(interval)
     except KeyboardInterrupt:

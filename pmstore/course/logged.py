@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 ROWS = 1024
 """Of one array."""
 _NUMBER = re.compile("[0-9]{1,9}")
-_LETTERS = 80
-"""Of a name, as it is told."""
 _MOST = 2.0**53
 
 
@@ -28,7 +28,7 @@ def names_of(store: Store, run: str) -> list[str]:
     """Returns the names that were logged, in the order of first use; none if what stands there is
     no list."""
     stored = store.get(f"{run}/log/names")
-    return [str(name)[:_LETTERS] for name in stored] if isinstance(stored, list) else []
+    return [str(name) for name in stored] if isinstance(stored, list) else []
 
 
 def arrays_of(store: Store, run: str, *, newest: bool = False) -> Iterator[Rows]:
@@ -44,21 +44,15 @@ def arrays_of(store: Store, run: str, *, newest: bool = False) -> Iterator[Rows]
             yield rows[:ROWS]
 
 
-def table_of(store: Store, run: str) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-    """Returns the steps (int64, ascending, each once), and for each name its values: a masked array
-    of float64, masked where a step did not log it. Of a name that was logged twice in a step, the
-    last value counts."""
-    names = names_of(store, run)
-    parts = [np.array(rows) for rows in arrays_of(store, run)]
-    rows = np.concatenate([np.zeros((0, 3)), *parts])
+def steps_of(store: Store, run: str, names: int) -> Iterator[tuple[int, dict[int, float]]]:
+    """Yields each step that logged something, ascending, with the values by the number of their
+    name, from 0. Of a name that was logged twice in a step, the last value counts. names: how many
+    there are; rows of others are left out."""
+    rows = np.concatenate([np.zeros((0, 3)), *arrays_of(store, run)])
     with np.errstate(all="ignore"):
-        sound = (rows[:, 0] >= 0) & (rows[:, 0] < _MOST) & (rows[:, 1] >= 1)
-        rows = rows[sound & (rows[:, 1] <= len(names))]
-    steps, places = np.unique(rows[:, 0].astype(np.int64), return_inverse=True)
-    values: dict[str, Any] = {}
-    for number, name in enumerate(names, 1):
-        column = np.ma.masked_all(len(steps), np.float64)  # type: ignore[no-untyped-call]
-        of_name = rows[:, 1] == number
-        column[places[of_name]] = rows[of_name, 2]  # the last one stays
-        values[name] = column
-    return steps, values
+        whole = (rows[:, :2] % 1 == 0).all(axis=1)
+        of_steps = (rows[:, 0] >= 0) & (rows[:, 0] < _MOST)
+        rows = rows[whole & of_steps & (rows[:, 1] >= 1) & (rows[:, 1] <= names)]
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    for step, group in groupby(rows, key=itemgetter(0)):
+        yield int(step), {int(name) - 1: float(value) for _, name, value in group}

@@ -43,7 +43,8 @@ def curve(
     value is finite, none is drawn.
 
     width: columns in all; fewer, where there are fewer values. blocks: False draws with ASCII.
-    logarithmic: the scale is, and says so, where the values are positive and far apart.
+    logarithmic: the scale is, where the values are positive and far apart; in three lines or more
+    it says so.
 
     >>> curve([0, 1, 2, 3], 9, 2, blocks=False)
     ['3 |  **', '0 |**']
@@ -55,7 +56,7 @@ def curve(
         return []
     first = thinned(values, max(1, width - 4) * across)
     marks = [f"{number:.4g}" for number in (np.nanmax(first), np.nanmin(first))]
-    edge = max(map(len, marks))
+    edge = max(map(len, [*marks, "log" * logarithmic]))
     columns = max(1, width - edge - 2)
     points = thinned(values, columns * across)
     low, high = float(np.nanmin(points)), float(np.nanmax(points))

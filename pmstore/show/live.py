@@ -10,11 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pmstore._base.text import counted
+from pmstore._base.text import counted, printable
 from pmstore.course.reader import Told
 from pmstore.show.curve import curve
 from pmstore.show.snapshot_of_runs import RunState
-from pmstore.show.terminal import printable, wrapped
+from pmstore.show.terminal import wrapped
 from pmstore.show.units import number, seconds, size
 from pmstore.show.watcher import Watched, resident_bytes
 

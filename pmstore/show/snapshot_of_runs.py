@@ -254,9 +254,11 @@ def _logged(store: Store, run: str) -> dict[str, float]:
                 found.setdefault(int(name), value)
         if len(found) == len(names):
             break
-    return {name: found[at] for at, name in enumerate(names, 1) if at in found}
+    return {name[:_LETTERS]: found[at] for at, name in enumerate(names, 1) if at in found}
 
 
+_LETTERS = 80
+"""Of a name, as it is told."""
 _LOOKS = 8
 """Arrays of the log that are looked through for a name that is logged seldom."""
 

@@ -30,12 +30,6 @@ def cells(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(letter) != 0 for letter in text)
 
 
-def printable(text: str) -> str:
-    """Returns a text as it may go to a terminal: what is in a file that somebody else made must not
-    steer the terminal."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
 class Column(NamedTuple):
     """A column of a table.
 

@@ -313,6 +313,7 @@ def test_which_run_is_exported(shm: Path) -> None:
             program(store, steps=2, name=name)
     assert "several runs: --group says which: a, b" in refused()
     assert "'c' is no run; there are: a, b" in refused("--group", "c")
+    assert "for arrays" in refused("--group", "a", "--compress")
     assert "log.csv: 2 steps" in run("export", path, shm / "log.csv", "--group", "b")
     back = CliRunner().invoke(app, ["import", str(shm / "log.csv"), str(path)])
     assert back.exit_code == 2

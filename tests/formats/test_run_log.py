@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,48 @@ def test_what_is_there_stays(shm: Path) -> None:
             export_log(store, shm / "other.csv", run="other")
     assert (shm / "log.csv").read_text() == "mine"
     assert not (shm / "other.csv").exists()
+
+
+def test_names_are_told_apart_and_break_no_line(shm: Path) -> None:
+    """Names that are equal in their first letters, or twice; with letters that no line may have."""
+    long = "x" * 100
+    given = [long + "a", long + "b", "a\rb", "a\nb", 'c,"d', "\x1b[31m", "e\x00", "step", ""]
+    with pmstore.open(shm / "run.pm") as store:
+        logged(store, 1)
+        store["run/log/names"] = [*given, "same", "same"]
+        values = [[1, 1 + at, at / 8] for at in range(len(given) + 2)]
+        store["run/log/0"][: len(values)] = values
+        store["run/log/0"][len(values) :] = 0
+        assert export_log(store, shm / "log.csv") == 1
+    head, rows = read(shm / "log.csv")
+    told = ["a\\rb", "a\\nb", 'c,"d', "\\x1b[31m", "e\\x00", "step", ""]
+    assert head == ["step", long + "a", long + "b", *told, "same", "same"]
+    assert rows == [["1", *(repr(at / 8) for at in range(len(given) + 2))]]
+    assert len((shm / "log.csv").read_bytes().splitlines()) == 2
+
+
+def test_a_name_of_each_step_takes_no_memory_for_each_pair(shm: Path) -> None:
+    """3,000 steps with a name of their own: 9 million cells, and 3,000 numbers."""
+    count = 3000
+    with pmstore.open(shm / "run.pm") as store:
+        logged(store, 1)
+        store["run/log/names"] = [f"n{at}" for at in range(count)]
+        for part in range(3):
+            steps = np.arange(1000 * part, 1000 * part + 1000)
+            rows = np.stack([steps + 1.0, steps + 1.0, steps / 7], 1)
+            store.pop(f"run/log/{part}", None)
+            store[f"run/log/{part}"] = rows
+        tracemalloc.start()
+        try:
+            assert export_log(store, shm / "log.csv") == count
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 20 * count * 64
+    _, rows = read(shm / "log.csv")
+    for at in (0, 1, 1500, count - 1):
+        assert float(rows[at][1 + at]) == at / 7
+        assert sum(map(bool, rows[at])) == 2
 
 
 @pytest.mark.parametrize(

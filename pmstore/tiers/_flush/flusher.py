@@ -87,15 +87,15 @@ class Flusher:
         job = _Job(handle, snapshot, transfer, full, keeping, began)
         try:
             self._pending.append(job)
-            self.last = handle
             job.blocked = time.perf_counter() - began
             self._jobs.put(partial(self._run, job))
+            self.last = handle
         except BaseException:
             # an interrupt, after the put too: whoever waits for the last flush is to wait for one
             # that ends
             handle.cancel()
-            self.last = handle
             self._jobs.put(partial(self._run, job))
+            self.last = handle  # once it will end
             raise
         return handle
 
