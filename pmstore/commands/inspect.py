@@ -36,7 +36,7 @@ def info(path: StorePath, everything: Everything = False, as_json: Json = False)
 
     Of a run it says: step, what was logged last, learning rate, data epoch, in how many lives it
     was trained and how many of them were killed, the most time between two commits, and when the
-    last one was. Of the store: domain, size, recovery, tiers.
+    last committed step was. Of the store: domain, size, recovery, tiers.
 
     --all tells more of the store, and draws a map of the heap: a line for each segment of the file
     (the file begins with one, and each growth adds one). A line has 64 cells (fewer, where there is

@@ -67,8 +67,8 @@ class RunState:
         told = [_of(f"step {self.step:,}", self.steps)]
         if rate != rate and self.course:
             rate = self.course.rate()
-        # A run that has ended, or that stands still, has no rate.
-        if self.live and time.time() - self.stepped_at < max(_STILL_SECONDS, 10 / max(rate, 1e-9)):
+        still = time.time() - self.stepped_at
+        if self.live and rate > 0.0 and still < max(_STILL_SECONDS, 10 / rate):
             told.append(f"{number(rate)} steps a second")
         told += [f"{name} {_figure(value)}" for name, value in self._figures()]
         if self.rates:
@@ -86,7 +86,8 @@ class RunState:
         return told
 
     def _figures(self) -> list[tuple[str, float]]:
-        """What the program logged first, and last of all its loss."""
+        """Returns what the program logged under the names that it used first. If it logged nothing,
+        that is the loss that it gave."""
         found = {name: value for name, value in self.logged.items() if name != "lr"}
         if not found and self.course is not None:
             losses = [one.loss for one in self.course.whole() if one.loss == one.loss]
@@ -108,6 +109,7 @@ class RunState:
 
 _FIGURES = 3
 _STILL_SECONDS = 10.0
+"""A run that makes no step for so long, or for ten steps' time, has no rate."""
 _MOST = 1 << 53
 
 

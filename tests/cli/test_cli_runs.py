@@ -167,6 +167,9 @@ def test_a_rate_that_is_no_float(shm: Path, rate: Any) -> None:
 
 
 def test_a_run_that_trains_now_is_live(shm: Path) -> None:
+    with pmstore.open(shm / "one.pm") as store:
+        program(store, steps=1)
+        assert "steps a second" not in run("info", shm / "one.pm")  # not known yet
     with pmstore.open(shm / "run.pm") as store:
         program(store, steps=5)
         (state,) = json.loads(run("info", shm / "run.pm", "--json"))["runs"]
