@@ -57,7 +57,15 @@ void pms_landing_hold(struct pms_landing *l, struct pms_pool *pool)
     l->pool = pool;
 }
 
+void pms_landing_drop(struct pms_landing *l)
+{
+    l->pool = NULL;
+    pms_landing_free(l);
+}
+
 struct pms_pool *pms_landing_holder(const struct pms_landing *l) { return l->pool; }
+
+bool pms_landing_is_started(const struct pms_landing *l) { return l->pool != NULL; }
 
 struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t copy_count,
                                     const struct pms_land_flip *flips, uint64_t flip_count,

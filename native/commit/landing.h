@@ -54,9 +54,16 @@ struct pms_landing *pms_landing_new(const struct pms_land_copy *copies, uint64_t
  * ERRORS: PMS_E_CLOSED, PMS_E_FORKED, PMS_E_READONLY. */
 int pms_landing_arm(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error);
 
-/* Commits with it, in a thread of its own: wait until it is sealed.  ERRORS: PMS_E_OS: no
- * thread; PMS_E_STATE, PMS_E_BUSY: in a block; PMS_E_CLOSED, PMS_E_FORKED, PMS_E_READONLY. */
-int pms_landing_start(struct pms_pool *pool, struct pms_landing *landing, struct pms_error *error);
+/* Commits with it, in a thread of its own, and returns when it has reached the phase. NEW: at
+ * once; wait until it is sealed. COPIED: the sources may be written again, and no signal handler
+ * of the program's has run meanwhile.
+ * ERRORS: PMS_E_OS: no thread; PMS_E_STATE, PMS_E_BUSY: in a block; PMS_E_CLOSED, PMS_E_FORKED,
+ * PMS_E_READONLY. */
+int pms_landing_start(struct pms_pool *pool, struct pms_landing *landing, int phase,
+                      struct pms_error *error);
+
+/* whether a pool has it, or had it */
+bool pms_landing_is_started(const struct pms_landing *landing);
 
 /* Waits for a phase. true: it is reached. timeout_ns: 0: only looks; < 0: for ever. */
 bool pms_landing_wait(struct pms_landing *landing, int phase, int64_t timeout_ns);
@@ -73,8 +80,9 @@ void pms_landing_free(struct pms_landing *landing);
 /* ---- for landing_start.c ---- */
 
 /* The pool holds it too, from arming or starting it until it is over: then pms_landing_finish
- * gives that up, or pms_landing_free. */
+ * gives that up, or pms_landing_drop. */
 void pms_landing_hold(struct pms_landing *landing, struct pms_pool *pool);
+void pms_landing_drop(struct pms_landing *landing); /* it could not be started after all */
 struct pms_pool *pms_landing_holder(const struct pms_landing *landing);
 
 /* ---- for tx.c. REQUIRES: the operation lock. ---- */

@@ -44,7 +44,8 @@ static void *commit(void *arg)
     return NULL;
 }
 
-int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, struct pms_error *error)
+int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, int phase,
+                      struct pms_error *error)
 {
     /* in the caller's thread: his own block is to be told from another's */
     int status = pms_pool_enter_alone(pool, "commit()", error);
@@ -60,9 +61,10 @@ int pms_landing_start(struct pms_pool *pool, struct pms_landing *l, struct pms_e
     errno = pms_thread_start(NULL, (struct pms_thread_kind){0}, commit, l);
     if (errno) {
         status = pms_fail_errno(error, "starting a thread");
-        pms_landing_free(l);
+        pms_landing_drop(l);
         pms_pool_unref(pool);
         return status;
     }
+    pms_landing_wait(l, phase, -1);
     return PMS_OK;
 }

@@ -152,7 +152,7 @@ static void what_is_written_after_the_seal_is_of_the_next_transaction(void)
     __atomic_store_n(&word, 0, __ATOMIC_RELEASE);
     struct pms_landing *l = landing(2, &word, -1);
     memset(beside(), 2, 5000);
-    CHECK(ok(pms_landing_start(pool, l, &e)));
+    CHECK(ok(pms_landing_start(pool, l, PMS_LANDING_NEW, &e)));
     /* there small slots are copied, and waited for, before the seal */
     if (domain != PMS_DOMAIN_FILE)
         CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1) &&
@@ -371,7 +371,7 @@ static void a_slow_flush_breaks_no_seal(void)
     struct pms_land_copy copy = {pair.data[!pair.current], 0, LARGE, source, &here};
     struct pms_land_flip flip = {0, pair.data[!pair.current], names[0], flipped, 1, 8};
     struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, -1, &e);
-    CHECK(l && ok(pms_landing_start(pool, l, &e)));
+    CHECK(l && ok(pms_landing_start(pool, l, PMS_LANDING_NEW, &e)));
     CHECK(pms_landing_wait(l, PMS_LANDING_SEALED, -1));
     /* waits in its fault for the commit to be over, and is of the next transaction */
     memset(beside(), 2, 5000);
@@ -380,6 +380,23 @@ static void a_slow_flush_breaks_no_seal(void)
     CHECK(beside()[0] == 1);
     pms_snapshot_end(pool, s);
     pms_landing_free(l);
+    close_store();
+}
+
+static void what_is_copied_may_be_written_when_start_returns(void)
+{
+    make();
+    for (int value = 1; value <= STEPS; value++) {
+        struct pms_landing *l = landing(value, &here, -1);
+        memset(beside(), value, 5000);
+        CHECK(!pms_landing_is_started(l));
+        CHECK(ok(pms_landing_start(pool, l, PMS_LANDING_COPIED, &e)));
+        memset(source, 99, sizeof source);
+        CHECK(pms_landing_is_started(l));
+        CHECK(pms_landing_wait(l, PMS_LANDING_DONE, -1) && ok(pms_landing_result(l, &e)));
+        CHECK(pms_landing_is_started(l) && state() == value);
+        pms_landing_free(l);
+    }
     close_store();
 }
 
@@ -394,7 +411,7 @@ static void a_landing_that_fails_leaves_nothing_pending(void)
     struct pms_land_copy copy = {pair.data[!pair.current], 0, LARGE, source, &never};
     struct pms_land_flip flip = {0, pair.data[!pair.current], names[0], flipped, 1, 8};
     struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, SECOND / 100, &e);
-    CHECK(l && ok(pms_landing_start(pool, l, &e)));
+    CHECK(l && ok(pms_landing_start(pool, l, PMS_LANDING_NEW, &e)));
     CHECK(pms_landing_wait(l, PMS_LANDING_DONE, -1) && pms_landing_result(l, &e) == PMS_E_STATE);
     CHECK(ok(pms_commit(pool, &e)) && pms_epoch(pool) == epoch);
     pms_landing_free(l);
@@ -421,7 +438,7 @@ static void what_was_written_while_a_landing_that_fails_waited(void)
     /* the root's page, and no room for the description's */
     CHECK(ok(pms_snapshot_begin(pool, PMS_PAGE, -1, &s, &e)));
     struct pms_landing *l = pms_landing_new(&copy, 1, &flip, 1, SECOND / 100, &e);
-    CHECK(l && ok(pms_landing_start(pool, l, &e)));
+    CHECK(l && ok(pms_landing_start(pool, l, PMS_LANDING_NEW, &e)));
     while (!stats.waits)
         pms_snapshot_get_stats(s, &stats);
     at[0] = 9;
@@ -451,6 +468,7 @@ int main(void)
         domain = domains[i];
         TEST(copies_flips_and_writes_are_one_commit);
         TEST(what_is_written_after_the_seal_is_of_the_next_transaction);
+        TEST(what_is_copied_may_be_written_when_start_returns);
         TEST(a_slow_flush_breaks_no_seal);
         TEST(a_landing_that_fails_leaves_nothing_pending);
         TEST(what_was_written_while_a_landing_that_fails_waited);

@@ -11,6 +11,7 @@ from pmstore._engine._native import lib as native
 from pmstore._engine.failures import call, fail
 from pmstore._engine.pool import Pool
 
+NEW: int = native.PMS_LANDING_NEW
 SEALED: int = native.PMS_LANDING_SEALED
 COPIED: int = native.PMS_LANDING_COPIED
 DONE: int = native.PMS_LANDING_DONE
@@ -79,10 +80,16 @@ class Landing:
         """Has the next commit of the store carry it out, whichever commit that is."""
         self._pool.call(native.pms_landing_arm, self._raw)
 
-    def start(self) -> None:
-        """Commits with it in a thread of the engine. Once it is SEALED, nothing that is stored
-        later is part of the commit."""
-        self._pool.call(native.pms_landing_start, self._raw)
+    def start(self, phase: int) -> None:
+        """Commits with it in a thread of the engine, and returns when it has reached the phase; no
+        signal handler runs before. Once it is SEALED, nothing that is stored later is part of the
+        commit."""
+        self._pool.call(native.pms_landing_start, self._raw, phase)
+
+    @property
+    def started(self) -> bool:
+        """Whether a commit has it, or had it."""
+        return bool(native.pms_landing_is_started(self._raw))
 
     def wait(self, phase: int, timeout_seconds: float) -> bool:
         """Waits at most that long for the phase. Returns whether it is reached."""

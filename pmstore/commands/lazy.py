@@ -72,15 +72,14 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help's sections. Commands of other packages are in the last one."""
+        """Writes the help's sections. Those of other packages are the last one."""
         rows = {
             title: [(name, place.summary) for name, place in section.items()]
             for title, section in SECTIONS.items()
         }
-        last = rows[next(reversed(rows))]
-        for name in self.list_commands(ctx):
-            if name not in TABLE:
-                last.append((name, self._told(ctx, name)))
+        others = [name for name in self.list_commands(ctx) if name not in TABLE]
+        if others:
+            rows["Others"] = [(name, self._told(ctx, name)) for name in others]
         widest = max(map(len, TABLE))
         for title, section in rows.items():
             with formatter.section(title):

@@ -30,6 +30,8 @@ class Mirror:
     """
 
     __slots__ = ("parts", "resumed", "settled", "slots")
+    fenced = False
+    """Each commit calls its `fence` itself, before the program can be interrupted."""
 
     def __init__(self, slots: Slots, parts: Sequence[MirrorPart], resumed: bool) -> None:
         self.slots: Slots = slots

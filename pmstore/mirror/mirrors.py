@@ -93,7 +93,7 @@ class Mirrors:
             _under_way.add(made)
             self._pending = made
             try:
-                made.start()
+                made.start(any(mirror.fenced for mirror in self._mirrors.values()))
             except BaseException:
                 if not made.started:
                     self._pending = None
@@ -139,6 +139,11 @@ class Mirrors:
         `PendingCommit.fence`."""
         if self._pending is not None:
             self._pending.fence()
+
+    def wait_over(self) -> None:
+        """Waits until a commit under way is over. `join` raises what it failed with."""
+        if self._pending is not None:
+            self._pending.wait_over()
 
     def join(self) -> None:
         """Waits for a commit under way.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pmstore._base.workers import Worker
-from pmstore._engine.landing import COPIED, DONE, SEALED, Landing
+from pmstore._engine.landing import COPIED, DONE, NEW, SEALED, Landing
 from pmstore.errors import MirrorError, TransactionError
 
 _SLICE_SECONDS = 0.05  # between two looks at signals, and at what the copier says
@@ -54,7 +54,7 @@ class PendingCommit:
 
     __slots__ = (
         *("_abandoned", "_batches", "_cause", "_error", "_finished", "_landing", "_over"),
-        *("_told", "started"),
+        "_told",
     )
 
     def __init__(
@@ -69,25 +69,39 @@ class PendingCommit:
         self._finished = False
         self._told = False
         self._abandoned = False
-        self.started: bool = False
 
-    def start(self) -> None:
+    def start(self, fenced: bool) -> None:
         """Starts it, and returns when nothing that is stored later is part of it. Interrupted
-        before that, it does not happen."""
+        before that, it does not happen, or it is as if `fence` had been called.
+
+        fenced: as if `fence` had been called, before anything can interrupt.
+        """
+        phase = NEW
+        for batch in self._batches if fenced else ():
+            if not batch.fence():
+                phase = COPIED
         try:
-            self._landing.start()
+            self._landing.start(phase)
         except BaseException:
-            # another thread may wait for it already
-            self._finished = self._told = self._abandoned = True
+            if not self.started:
+                # another thread may wait for it already
+                self._finished = self._told = self._abandoned = True
+                raise
+            self.fence()
             raise
-        self.started = True
         if any(batch.may_fail for batch in self._batches):
             Worker("pmstore-mirror", self._watch).start()
         try:
             self._wait_for(SEALED, None)
         except BaseException:
             self._landing.give_up()
+            self.fence()
             raise
+
+    @property
+    def started(self) -> bool:
+        """Whether the engine has it: it goes on, or is over."""
+        return self._landing.started
 
     @property
     def done(self) -> bool:
@@ -121,6 +135,10 @@ class PendingCommit:
             if not batch.fence():
                 self._wait_for(COPIED, None)
 
+    def wait_over(self) -> None:
+        """Waits until the commit is over, and tells nobody what came of it."""
+        self._wait_for(DONE, None)
+
     def join(self) -> None:
         """Waits as `wait` does, but raises only an error that nobody was told of."""
         if not self._told or not self._finished:
@@ -128,7 +146,7 @@ class PendingCommit:
 
     def join_quietly(self) -> None:
         """Waits until the commit is over, and raises nothing, even if it failed."""
-        self._wait_for(DONE, None)
+        self.wait_over()
         self._finish()
         self._told = True
 

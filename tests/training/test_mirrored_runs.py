@@ -20,6 +20,7 @@ from torch import nn
 from training import Job, assert_same, contents, make_job
 
 import pmstore
+from pmstore._engine.landing import Landing
 from pmstore.errors import MirrorError, TransactionError
 from pmstore.mirror.copier import HostCopier
 from pmstore.scheduler import EveryN
@@ -154,6 +155,54 @@ def test_a_write_at_the_beginning_of_the_next_step(store: pmstore.Store) -> None
         last = float(step)
         model.weight.data.fill_(last)
     assert tried == 5
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_an_interrupt_at_every_bytecode_of_a_commit(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """A program that is interrupted while a commit still reads its parameters, and writes to them
+    at once: the commit has all of them as they were at the end of the step."""
+    import fake_cuda  # the fork server has none of these
+    from interrupter import Interrupter
+
+    if gpu:
+        fake_cuda.install(monkeypatch.setattr)  # its copies come later
+    model = nn.Linear(64 if gpu else 1024, 1024, bias=False)
+    weight = model.weight
+    begin, at = Landing.start, 0
+    interrupter = Interrupter(-1)
+
+    def start(landing: Landing, phase: int) -> None:
+        begin(landing, phase)
+        interrupter.seen, interrupter.at = 0, at
+
+    monkeypatch.setattr(Landing, "start", start)
+    with pmstore.open(shm / "run.pm", size="16MiB") as store:
+        run = pmstore.torch.attach(store, model=model, mirror=True, policy=None)
+        run.commit()
+        values = {0: weight[0, 0].item()}
+        while True:
+            at += 3 if gpu else 1
+            steps = iter(run.steps(run.step + 5))
+            next(steps)
+            before = run.step
+            with torch.no_grad():
+                weight.fill_(at)
+            interrupter = Interrupter(-1)
+            interrupter.run(lambda steps=steps: next(steps))
+            if not 0 < interrupter.at <= interrupter.seen:
+                break  # the whole end of the step ran
+            weight.data.fill_(-1)
+            step = run.step
+            run.rollback()
+            assert run.step in (step, before), (at, before, step, run.step)
+            if run.step > before:
+                values[run.step] = float(at)
+            if run.step:
+                assert torch.all(weight == values[run.step]), (at, before, step, run.step)
+        run.rollback()
+    assert at > 100
 
 
 def test_gradients_that_accumulate(tmp_path: Path) -> None:

@@ -573,7 +573,7 @@ def test_next_while_another_thread_commits(
 
     def flipped(*_: object) -> bool:
         monkeypatch.undo()
-        pending.start()
+        pending.start(False)
         pending.wait()
         return False
 

@@ -55,7 +55,7 @@ class TierState:
         seconds: that its flush took.
         under_way: the epoch that is being flushed, and the share of it that is written; None, 1.0:
             none is.
-        failed: the last flush did.
+        failed: the last flush did, and was not cancelled.
     """
 
     name: str
@@ -213,9 +213,14 @@ class Flush:
         raise self.error
 
     @property
+    def failed(self) -> bool:
+        """Whether it failed, and nobody asked for that."""
+        return self.error is not None and not self.cancelled
+
+    @property
     def untold(self) -> bool:
-        """Whether it failed, nobody has been told, and nobody asked for it."""
-        return self.error is not None and not self.told and not self.cancelled
+        """Whether it failed, and nobody has been told."""
+        return self.failed and not self.told
 
     def tell(self) -> None:
         """Begins to tell progress, until it is finished. The thread that flushes calls this when it

@@ -173,7 +173,7 @@ class Flusher:
             seconds=durable.stats.seconds if durable is not None and durable.stats else 0.0,
             under_way=busy.epoch if busy is not None else None,
             share=busy.progress if busy is not None else 1.0,
-            failed=last is not None and last.done and last.error is not None,
+            failed=last is not None and last.done and last.failed,
         )
 
     def _explain(self, flush: Flush, error: PmstoreError) -> TierError:

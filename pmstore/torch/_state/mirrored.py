@@ -33,10 +33,11 @@ _DEVICES = ("cpu", "cuda")
 
 
 class _RunMirror(Mirror):
-    """The run restores its tensors itself: after a roll back there may be other ones than
-    before."""
+    """The run restores its tensors itself: after a roll back there may be other ones than before.
+    And a program that is interrupted while a step ends may write to its parameters at once."""
 
     __slots__ = ()
+    fenced = True
 
     def restore(self) -> None:
         pass
@@ -146,6 +147,10 @@ class Pack:
     def fence(self) -> None:
         """What the program does from now on does not touch what is being committed."""
         self._mirrors.fence()
+
+    def wait_over(self) -> None:
+        """Waits until a commit under way is over."""
+        self._mirrors.wait_over()
 
     def release(self) -> None:
         if self._mirror is not None and not self._store.closed:

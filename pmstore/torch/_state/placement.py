@@ -43,6 +43,9 @@ class Placement(Protocol):
         """Lets the program write again: a commit under way has read the tensors, or their device
         reads them first."""
 
+    def wait_over(self) -> None:
+        """Waits until a commit under way is over. Whether it failed, the next commit says."""
+
     def release(self) -> None:
         """The run is detached."""
 
@@ -111,6 +114,9 @@ class InHeap:
     def fence(self) -> None:
         pass
 
+    def wait_over(self) -> None:
+        pass
+
     def release(self) -> None:
         pass
 
@@ -157,6 +163,9 @@ class Mirrored:
 
     def fence(self) -> None:
         self._pack.fence()
+
+    def wait_over(self) -> None:
+        self._pack.wait_over()
 
     def release(self) -> None:
         self._pack.release()

@@ -313,12 +313,15 @@ class Steps:
             )
             self.pending = schedule.pending
         except BaseException:
-            progress.settle()
-            if counted and progress.committed > before:  # interrupted behind the commit
-                step.state = ENDED
-                step.values = {}
-            else:
-                progress.finished = before
+            try:
+                self.pieces.placement.wait_over()
+            finally:
+                progress.settle()
+                if counted and progress.committed > before:  # interrupted behind the commit
+                    step.state = ENDED
+                    step.values = {}
+                else:
+                    progress.finished = before
             raise
         finally:
             self._guards.committing = None
@@ -361,9 +364,7 @@ class Steps:
         self.counts["commits"] += 1
         self.loss = self.given
         self.course.committed(began, self.schedule.decision, progress.finished, under_way)
-        if under_way:
-            self.pieces.placement.fence()  # the next step may write to parameters before its update
-        else:
+        if not under_way:
             if self.log.loggers:
                 self.log.tell()
             if self.schedule.flushes:
