@@ -42,6 +42,8 @@ class Program:
         events: tiles end with events, some of them. again: what the program begins again after an
             error: the loop, or all loops.
         optimizer: adam, or slots (of pmstore.torch.optim).
+        device: what is mirrored is as on a GPU (tests/fake_cuda.py). Its copies are made at once: a
+            program that waits in a page fault keeps the lock that this device needs.
         world: ranks.
         forgets: it counts tiles in a variable of its own, by which the harness is tested.
     """
@@ -55,6 +57,7 @@ class Program:
     again: str
     optimizer: str
     mirror: bool
+    device: bool
     guard: bool
     policy: str
     domain: str
@@ -63,7 +66,9 @@ class Program:
 
     def __str__(self) -> str:
         loops = ", ".join(f"{one.kind} {one.n}" for one in self.stages[-1])
-        more = [name for name in ("noisy", "events", "mirror", "guard") if getattr(self, name)]
+        more = [
+            name for name in ("noisy", "events", "mirror", "device", "guard") if getattr(self, name)
+        ]
         more += [f"{self.workers} workers"] * (self.workers > 0) + ["job"] * (self.world > 1)
         what = " ".join([self.optimizer, f"{self.policy!r}", self.domain, *more])
         return f"seed {self.seed} ({loops}; {what})"
@@ -88,6 +93,7 @@ def draw(seed: int) -> Program:
         again=chance.choice(("loop", "loops")),
         optimizer="slots" if slots else "adam",
         mirror=mirror,
+        device=mirror and random.Random(f"device {seed}").random() < 0.6,
         guard=chance.random() < 0.3,
         policy=chance.choice(POLICIES),
         domain=chance.choice(("process", "process", "process", "file")),

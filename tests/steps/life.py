@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import fake_cuda
 import torch
 import torch._dynamo  # the first optimizer imports it: here once, before the forks
 import torch.distributed as dist
@@ -60,6 +61,8 @@ def live(seed: int, stage: int, folder: str, plan: dict[str, Any]) -> None:
         sys.setprofile(life.call)
     os.register_at_fork(after_in_child=_harmless)
     try:
+        if drawn.device and stage >= 0:
+            fake_cuda.install(late=False)
         if stage < 0:
             states = programs.on_plain_torch(drawn, rank)
         else:
