@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._base import newfile
 from pmstore.course.reader import read as read_course
 from pmstore.exchange import export_log, export_tensorboard, read_log
 
@@ -142,6 +143,26 @@ def test_tensorboard_reads_it_with_the_times_of_the_steps(shm: Path) -> None:
         with pytest.raises(FileExistsError, match="give another folder"):
             export_tensorboard(store, shm / "logs" / "one")
     assert list((shm / "logs" / "one").iterdir()) == [file]
+
+
+def test_tensorboard_sees_no_part_of_an_event_file(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that watches the folder would read the curve twice."""
+    pytest.importorskip("tensorboard")
+    seen: list[str] = []
+
+    def rename(part: Path, target: Path) -> None:
+        seen.extend(path.name for path in target.parent.iterdir())
+        plain(part, target)
+
+    plain = newfile._rename_new
+    monkeypatch.setattr(newfile, "_rename_new", rename)
+    with pmstore.open(shm / "run.pm", size="2MiB") as store:
+        logged(store, 1)
+        export_tensorboard(store, shm / "logs")
+    (part,) = seen
+    assert "tfevents" not in part
 
 
 def test_times_between_those_that_are_known(shm: Path) -> None:
