@@ -2,11 +2,13 @@
 in pyproject.toml."""
 
 import re
+import time
 from glob import glob
 from pathlib import Path
 
 import numpy
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 ENGINE = "pmstore/_engine"
 PARTS = (
@@ -51,7 +53,18 @@ def readme():
     return re.sub(link, absolute, text)
 
 
+class Build(build_ext):
+    """Says what it does, to those who look: `pip install -v`."""
+
+    def build_extension(self, extension):
+        began = time.monotonic()
+        print(f"{extension.name}: compiling {len(extension.sources)} files of C", flush=True)
+        super().build_extension(extension)
+        print(f"{extension.name}: took {time.monotonic() - began:.0f} s", flush=True)
+
+
 setup(
+    cmdclass={"build_ext": Build},
     long_description=readme(),
     long_description_content_type="text/markdown",
     cffi_modules=[f"{ENGINE}/_build_ffi.py:ffibuilder"],

@@ -6,6 +6,9 @@ from __future__ import annotations
 _BY = {
     "torch": "'pmstore[torch]'",
     "safetensors": "'pmstore[export]'",
+    "pandas": "'pmstore[pandas]'",
+    "pyarrow": "'pmstore[parquet]'",
+    "tensorboard": "'pmstore[tensorboard]'",
     **dict.fromkeys(("jinja2", "markupsafe"), "'pmstore[cli]'"),
     "sklearn": "scikit-learn",
     "ray": "'ray[train]'",

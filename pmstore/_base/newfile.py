@@ -47,9 +47,10 @@ def absent(path: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def part_of(target: Path) -> Iterator[Path]:
+def part_of(target: Path, name: str | None = None) -> Iterator[Path]:
     """Yields the path where the file is made: beside its own path, under a name that nobody has.
-    The part is gone afterwards if it was not published, and no error names it.
+    The part is gone afterwards if it was not published, and no error names it. name: what its name
+    begins with, instead of the target's.
 
     Raises: FileNotFoundError: there is no such directory.
     """
@@ -57,7 +58,8 @@ def part_of(target: Path) -> Iterator[Path]:
         raise FileNotFoundError(
             errno.ENOENT, "there is no such directory: make it first", str(target.parent)
         )
-    part = target.with_name(f".{target.name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    begins = (name or target.name)[:200]
+    part = target.with_name(f".{begins}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         yield part
     except Exception as error:
@@ -136,14 +138,17 @@ def write_over(path: str | os.PathLike[str], content: bytes, mode: int = PRIVATE
 
 
 @contextlib.contextmanager
-def new_file(path: str | os.PathLike[str], mode: int = PRIVATE) -> Iterator[BinaryIO]:
+def new_file(
+    path: str | os.PathLike[str], mode: int = PRIVATE, *, part_name: str | None = None
+) -> Iterator[BinaryIO]:
     """Opens a new file for writing. It has the path when the block ends without an exception. mode:
-    its permissions.
+    its permissions. part_name: what it is called until then, where somebody looks for files by
+    their names.
 
     Raises: FileExistsError if there is something at the path; OSError.
     """
     target = absent(path)
-    with part_of(target) as part:
+    with part_of(target, part_name) as part:
         with open(str(part), "xb", opener=create) as file:
             yield file
         # a library may have put a file of its own in the place of the first

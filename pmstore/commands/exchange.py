@@ -25,7 +25,7 @@ from pmstore.commands.common import (
     writing,
 )
 from pmstore.formats import exchange
-from pmstore.formats.run_log import export_log
+from pmstore.formats.run_log import export_log, export_tensorboard
 from pmstore.objects.containers import Group
 from pmstore.objects.job_record import stored_runs
 
@@ -71,44 +71,60 @@ def _run_of(store: Store, named: str) -> str:
 def export_(
     path: StorePath,
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="FILE",
-            help="To write: *.safetensors, *.npz, or *.csv of a log.",
+            help="To write: *.safetensors, *.npz, or *.csv or *.parquet of a log.",
             show_default=False,
         ),
-    ],
+    ] = None,
     group: InGroup = "",
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(
+            "--tensorboard",
+            metavar="DIR",
+            help="Instead of FILE: a folder for TensorBoard, of this run alone.",
+            show_default=False,
+        ),
+    ] = None,
     separator: Separator = None,
     compress: Annotated[bool, typer.Option("--compress", help="npz: compressed.")] = False,
     mode: Mode = PRIVATE,
     as_json: Json = False,
 ) -> None:
-    """Writes arrays as safetensors or npz, or a run's log as CSV.
+    """Writes arrays as safetensors or npz, or a log for others.
 
-    With arrays, plain values and lists go along as metadata. CSV has a line for each step, and a
-    column for each name that was logged; --group says which run it is. Of a tier: restore it first.
+    With arrays, plain values and lists go along as metadata. Of a log, CSV and Parquet have a line
+    for each step, and a column for each name that was logged; --tensorboard makes an event file.
+    --group says which run it is. Of a tier: restore it first.
 
     Example: pmstore export run.pm model.safetensors --group model
 
     Example: pmstore export run.pm losses.csv
 
+    Example: pmstore export run.pm --tensorboard logs/run
+
     Example: pmstore export run.pm arrays.npz --compress
     """
-    kind = _format(file, "safetensors", "npz", "csv")
+    given = [place for place in (file, tensorboard) if place is not None]
+    if len(given) != 1:
+        raise fail("give FILE, or --tensorboard DIR", 2)
+    (to,) = given
+    kind = "log" if tensorboard else _format(to, "safetensors", "npz", "csv", "parquet")
     if path.is_dir() or re.match(r"[a-z0-9]+:/", str(path)):
         raise fail(
             f"{path} is no store's file. If it is a tier, make a store of it: "
             "pmstore restore STORE URL",
             2,
         )
-    if kind == "csv":
+    if kind not in ("safetensors", "npz"):
         if compress or separator is not None:
             raise fail("--compress and --separator are for arrays, and a log is none", 2)
+        write = export_tensorboard if tensorboard else export_log
         with reading(path, keep=True) as store:
-            steps = export_log(store, file, run=_run_of(store, group), mode=mode)
-        told = {"path": str(file), "steps": steps, "bytes": file.stat().st_size}
-        tell(f"{file}: {counted(steps, 'step')}, {size(file.stat().st_size)}", told, as_json)
+            count = write(store, to, run=_run_of(store, group), mode=mode)
+        _tell_written(to, count, "step", as_json)
         return
     with reading_all(path) as store:
         place: Any = find(store, group) if group else store
@@ -116,22 +132,27 @@ def export_(
             raise fail(f"{path}: {group!r} is no group", 2)
         if kind == "safetensors":
             count = exchange.export_safetensors(
-                place, file, separator="." if separator is None else separator, mode=mode
+                place, to, separator="." if separator is None else separator, mode=mode
             )
         else:
             with progress("writing", store.stats().used_bytes) as advance:
                 count = exchange.export_npz(
                     place,
-                    file,
+                    to,
                     separator="/" if separator is None else separator,
                     compress=compress,
                     mode=mode,
                     progress=advance,
                 )
-    length = file.stat().st_size
+    _tell_written(to, count, "array", as_json)
+
+
+def _tell_written(path: Path, count: int, what: str, as_json: bool) -> None:
+    """Says what was written. path: of a file, or of the folder that has it."""
+    bytes_ = sum(one.stat().st_size for one in (path.iterdir() if path.is_dir() else [path]))
     tell(
-        f"{file}: {counted(count, 'array')}, {size(length)}",
-        {"path": str(file), "arrays": count, "bytes": length},
+        f"{path}: {counted(count, what)}, {size(bytes_)}",
+        {"path": str(path), f"{what}s": count, "bytes": bytes_},
         as_json,
     )
 

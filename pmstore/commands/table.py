@@ -45,7 +45,7 @@ SECTIONS: dict[str, dict[str, Place]] = {  # of the help; commands as a person m
     "Move": {
         "dump": Place("portable", "Writes all that a store holds into one portable file."),
         "load": Place("portable", "Makes a store of a dump."),
-        "export": Place("exchange", "Writes arrays as safetensors or npz, or a run's log as CSV."),
+        "export": Place("exchange", "Writes arrays as safetensors or npz, or a log for others."),
         "import": Place("exchange", "Copies arrays of a safetensors or npz file into a store."),
         "flush": Place("tiers", "Flushes the last commit of a store to a tier."),
         "epochs": Place("tiers", "Lists the epochs of a tier, newest first."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from pmstore.torch._step.steps import Steps
 from pmstore.torch.checkpoints import Keeper, KeptState
 from pmstore.torch.errors import AttachError
 from pmstore.torch.run_stats import RunStats, log_end, metrics, stats_of
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Run:
@@ -293,15 +296,26 @@ class Run:
             self._steps.require()
             self._steps.log.add(self.step, values)
 
-    def history(self, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    @overload
+    def history(self, name: None = None) -> pandas.DataFrame: ...
+
+    @overload
+    def history(self, name: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]: ...
+
+    def history(self, name: str | None = None) -> Any:
         """What was logged under a name, in all processes of the run: steps (int64) and values
         (float64), of steps that have ended. A value of an epoch's head or tail has the number of
         the last step before it.
 
-        Raises: KeyError: nothing was logged under it.
+        Without a name: a pandas DataFrame with a column for each name, in the order of first use,
+        and a line for each step that logged something, under its number (the index `step`). It is
+        nan where a step did not log the name. What was logged as "step" is the column "step.1".
+
+        Raises: KeyError: nothing was logged under it; ModuleNotFoundError: pandas is not there.
         """
         self._steps.require()
-        return self._steps.log.history(name)
+        log = self._steps.log
+        return log.table().frame() if name is None else log.history(name)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -299,13 +299,25 @@ def test_changes_are_told_as_json(trained: Path, shm: Path) -> None:
     assert refused.exit_code == 2
 
 
+def test_a_log_for_tensorboard(trained: Path, shm: Path) -> None:
+    pytest.importorskip("tensorboard")
+    folder = shm / "logs" / "a"
+    told = json.loads(run("export", trained, "--tensorboard", folder, "--json"))
+    (events,) = folder.iterdir()
+    assert told == {"path": str(folder), "steps": STEPS, "bytes": events.stat().st_size}
+    again = CliRunner().invoke(app, ["export", str(trained), "--tensorboard", str(folder)])
+    assert again.exit_code == 2
+    assert f"{folder}: there is something already: give another path" in again.stderr
+    assert list(folder.iterdir()) == [events]
+
+
 def test_which_run_is_exported(shm: Path) -> None:
     path = shm / "run.pm"
     with pmstore.open(path) as store:
         store["mine"] = 1
 
-    def refused(*words: Any) -> str:
-        result = CliRunner().invoke(app, [*map(str, ("export", path, shm / "log.csv", *words))])
+    def refused(*words: Any, file: Any = shm / "log.csv") -> str:
+        result = CliRunner().invoke(app, [*map(str, ("export", path, file, *words))])
         assert result.exit_code == 2
         assert not (shm / "log.csv").exists()
         return result.stderr
@@ -317,6 +329,8 @@ def test_which_run_is_exported(shm: Path) -> None:
     assert "several runs: --group says which: a, b" in refused()
     assert "'c' is no run; there are: a, b" in refused("--group", "c")
     assert "for arrays" in refused("--group", "a", "--compress")
+    assert "give FILE, or --tensorboard DIR" in refused("--tensorboard", shm / "events")
+    assert ".csv or .parquet" in refused(file=shm / "log.txt")
     assert "log.csv: 2 steps" in run("export", path, shm / "log.csv", "--group", "b")
     back = CliRunner().invoke(app, ["import", str(shm / "log.csv"), str(path)])
     assert back.exit_code == 2

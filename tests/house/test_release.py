@@ -51,6 +51,19 @@ def test_what_readme_says_on_an_index() -> None:
     assert "`pip install .`" not in readme
 
 
+def test_the_conda_recipe_is_of_this_package() -> None:
+    recipe = (ROOT / "tools" / "release" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    version = constant("pmstore/_base/version.py", "VERSION")
+    assert re.findall(r'^  version: "(.*)"$', recipe, re.MULTILINE) == [version]
+    wanted = set()
+    for key in ("requires", "dependencies"):
+        (told,) = re.findall(rf"^{key} = (\[.*\])$", pyproject, re.MULTILINE)
+        wanted |= {re.sub(r"(?=[<>=])", " ", one, count=1) for one in ast.literal_eval(told)}
+    found = set(re.findall(r"^    - ([a-z-]+ >=.*)$", recipe, re.MULTILINE))
+    assert {one.replace("msgpack-python", "msgpack") for one in found} == wanted
+
+
 def test_the_changelog_begins_with_the_version() -> None:
     version = constant("pmstore/_base/version.py", "VERSION")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from typing_extensions import assert_type
 
@@ -98,6 +99,7 @@ def files() -> None:
     print(
         pmstore.exchange.export_npz,
         pmstore.exchange.export_log,
+        pmstore.exchange.export_tensorboard,
         pmstore.portable.dump,
         pmstore.testing.crash_test,
     )
@@ -124,6 +126,9 @@ def training(store: Store, model: torch.nn.Module, optimizer: torch.optim.Optimi
         run.state["beta"] = 0.9
     run.commit()
     run.log_to(told)
+    assert_type(run.history("loss"), tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]])
+    assert_type(run.history(), pandas.DataFrame)
+    assert_type(pmstore.exchange.read_log(store), pandas.DataFrame)
     assert_type(run.stats(), pmstore.torch.RunStats)
     print(step, pmstore.torch.Resume(lr="program"), pmstore.torch.Job, pmstore.torch.KeptState)
     pmstore.torch.load(store, model)

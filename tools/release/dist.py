@@ -1,8 +1,9 @@
 """`make dist`: the source package and the wheels, in dist/, each tried where nothing else is.
 
 A wheel for each CPython that is found here, for x86-64 and aarch64, and for any Linux with glibc
-2.28 or newer (manylinux_2_28). zig compiles them, whose compiler brings what it links against.
-They are built from the source package: what is not in that is in no wheel.
+2.28 or newer (manylinux_2_28). --debian: also for those that Debian's packages have. zig compiles
+the wheels, whose compiler brings what it links against. They are built from the source package:
+what is not in that is in no wheel.
 
 Each wheel for this machine is installed into an empty environment whose PATH has no compiler, and
 runs what a newcomer runs: tools/release/newcomer.py. `make nightly WHAT=dist-test` runs tests from
@@ -23,6 +24,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.release.debian import python_of_debian
 from tools.release.python import VERSIONS, environment, install, pythons, run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -73,11 +75,12 @@ def unpack(archive: Path, into: Path) -> Path:
     return source
 
 
-def debians_headers(version: str) -> Path:
+def debians_headers(version: str, python: Path) -> Path:
     """Where pyconfig.h of a Python of Debian's is found, which lies in a folder of the machine's
     architecture. It is the same for both: their words and alignments are."""
     folder = BUILD / "headers"
-    for there in Path("/usr/include").glob(f"*-linux-gnu/python{version}/pyconfig.h"):
+    asked = run([python, "-c", "import sysconfig; print(sysconfig.get_path('include'))"])
+    for there in Path(asked.strip()).parent.glob(f"*-linux-gnu/python{version}/pyconfig.h"):
         for architecture in ARCHITECTURES:
             place = folder / f"{architecture}-linux-gnu" / there.parent.name
             place.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,7 @@ def make_wheel(tools: Path, source: Path, version: str, python: Path, architectu
         **os.environ,
         "CC": compiler,
         "LDSHARED": f"{compiler} -shared -Wl,--strip-debug",
-        "CFLAGS": f"-I{debians_headers(version)}",
+        "CFLAGS": f"-I{debians_headers(version, python)}",
         "LDFLAGS": "",
         "SETUPTOOLS_EXT_SUFFIX": f".cpython-{tag[2:]}-{architecture}-linux-gnu.so",
         "_PYTHON_HOST_PLATFORM": f"linux-{architecture}",
@@ -178,6 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", nargs="*", default=VERSIONS, help="versions, as 3.11")
     parser.add_argument("--torch", nargs="*", help="versions that are tried with torch, too")
+    parser.add_argument(
+        "--debian", action="store_true", help="takes what is not here from Debian's packages"
+    )
     parser.add_argument("--tools", action="store_true", help="makes the tools, and nothing else")
     chosen = parser.parse_args(arguments)
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -191,6 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = pythons(chosen.python)
     with_torch = found if chosen.torch is None else chosen.torch
     for version in chosen.python:
+        if version not in found and chosen.debian:
+            patchelf = tools.with_name("patchelf")
+            python = python_of_debian(version, BUILD / f"debian-{version}", patchelf)
+            if python is not None:
+                found[version] = python
+                say(f"Python {version} of Debian's packages")
         if version not in found:
             say(f"no Python {version} with headers here: no wheels for it")
     for architecture in ARCHITECTURES:

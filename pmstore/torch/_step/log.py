@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pmstore import Store
+from pmstore.course.logged import Logged
 
 # ---- numbers that a program logs
 
@@ -243,6 +244,17 @@ class Log:
         newest = np.append(rows[1:, _STEP] != rows[:-1, _STEP], True)  # of each step
         rows = rows[newest]
         return rows[:, _STEP].astype(np.int64), rows[:, _VALUE].copy()
+
+    def table(self) -> Logged:
+        """All that was logged in finished steps."""
+        names = self.names()
+        places = {name: place for place, name in enumerate(names, 1)}
+        late = [
+            (step, places[name], float(value))
+            for step, given in self.waiting
+            for name, value in given.items()
+        ]
+        return Logged(names, [*self._arrays, np.array(late).reshape(-1, 3)])
 
     def names(self) -> list[str]:
         """Names that were logged, in the order of first use."""
