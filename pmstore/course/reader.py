@@ -11,8 +11,12 @@ import numpy as np
 from pmstore.course import records
 from pmstore.course.buckets import Rows, filled, width_of
 from pmstore.course.records import (
+    CHANGES_MAX,
+    COMMAND_MAX,
     CURVE,
     DECISIONS,
+    LIVES,
+    REWINDS,
     STARTS,
     STEPS,
     TIERS,
@@ -20,6 +24,7 @@ from pmstore.course.records import (
     WORDS,
     Bucket,
     Decision,
+    Rewind,
     Step,
     Total,
 )
@@ -47,7 +52,7 @@ class Decided:
 @dataclass(frozen=True, slots=True)
 class Start:
     """A process that attached the run, or went on with it, after so many steps. number: counts
-    from 1. opens, unclean_opens: of the store, up to then."""
+    from 1. opens, unclean_opens: of the store, up to then. life: what is known of it."""
 
     number: int
     step: int
@@ -55,6 +60,38 @@ class Start:
     pid: int
     opens: int
     unclean_opens: int
+    life: Life
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What a process was that trained the run; "" and None stand for what is not known.
+
+    Attributes:
+        after: when the step was committed that it went on behind.
+        revision: of its program, in git.
+        resume: the `Resume` that it gave. changed: settings that were others than before: what,
+            the stored and the given value, and which choice answered that.
+    """
+
+    after: float | None = None
+    command: str = ""
+    host: str = ""
+    revision: str = ""
+    python: str = ""
+    torch: str = ""
+    pmstore: str = ""
+    resume: str = ""
+    changed: tuple[tuple[str, str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The run was taken from a step back to an earlier one."""
+
+    step: int
+    to: int
+    time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +165,7 @@ class Told:
         curve: the whole run, oldest first; the newest steps are `steps`' alone.
         width: steps of a stretch in `curve`.
         steps: the newest, oldest first: rows with the columns `pmstore.course.records.Step`.
-        decisions, starts: oldest first.
+        decisions, starts, rewinds: oldest first.
         seconds: that a program was attached, as of the newest rows; nan: not known.
         stake_seconds, stake_steps: the most that passed from one commit to the next; nan.
     """
@@ -139,6 +176,7 @@ class Told:
     steps: Rows
     decisions: tuple[Decided, ...]
     starts: tuple[Start, ...]
+    rewinds: tuple[Rewound, ...]
     tiers: tuple[Tier, ...]
     seconds: float
     stake_seconds: float
@@ -185,6 +223,7 @@ def read(store: Store, run: str) -> Told | None:
     targets, reasons, tiers = (
         (words[name] for name in records.WORDS_OF) if records.are_words(words) else ([], [], [])
     )
+    lives = _lives(store.get(f"{group}/{LIVES}"))
     return Told(
         run,
         width,
@@ -205,13 +244,47 @@ def read(store: Store, run: str) -> Told | None:
                 int(row[Column.NUMBER]),
                 int(row[Column.STEP]),
                 row[Column.TIME],
-                *(int(row[at]) for at in (Column.PID, Column.OPENS, Column.UNCLEAN)),
+                int(row[Column.PID]),
+                int(row[Column.OPENS]),
+                int(row[Column.UNCLEAN]),
+                lives.get(int(row[Column.NUMBER]), Life()),
             )
             for row in _ring(store, group, STARTS)
+        ),
+        tuple(
+            Rewound(int(row[Rewind.FROM]), int(row[Rewind.TO]), row[Rewind.TIME])
+            for row in _ring(store, group, REWINDS)
         ),
         tuple(_tiers(tiers, _array(store, group, TIERS))),
         *_totals(_array(store, group, TOTALS)),
     )
+
+
+def _lives(stored: Any) -> dict[int, Life]:
+    """Returns the lives by their numbers. Of what a stranger may have written, texts are cut short,
+    and what is of another kind is left out."""
+    found = {}
+    for one in stored[-STARTS[1][0] :] if isinstance(stored, list) else ():
+        if not isinstance(one, dict) or type(number := one.get("number")) is not int:
+            continue
+        after, changed = one.get("after"), one.get("changed")
+        found[number] = Life(
+            after if type(after) is float and 0.0 < after < 2.0**53 else None,
+            changed=tuple(
+                (_text(each[0]), _text(each[1]), _text(each[2]), _text(each[3]))
+                for each in (changed[:CHANGES_MAX] if isinstance(changed, list) else ())
+                if isinstance(each, list) and len(each) == 4
+            ),
+            **{name: _text(one.get(name)) for name in _TEXTS},
+        )
+    return found
+
+
+_TEXTS = ("command", "host", "revision", "python", "torch", "pmstore", "resume")
+
+
+def _text(value: Any) -> str:
+    return value[:COMMAND_MAX] if isinstance(value, str) else ""
 
 
 def _totals(rows: Rows | None) -> tuple[float, float, float]:

@@ -456,7 +456,7 @@ class Steps:
             raises. RolledBackError: the program's loops have to begin again.
         """
         self.require()
-        kind = self._open_kind
+        kind, before = self._open_kind, self.done
         self._guards.committing = self
         try:
             self._guards.before_commit()
@@ -470,6 +470,7 @@ class Steps:
             finally:
                 self.store.rollback()  # of nothing, but mirrors follow
                 self._restore()
+            self.course.lives.rewound(before, self.progress.committed)
         finally:
             self._guards.committing = None
         self._check_way(kind, True)
