@@ -44,15 +44,21 @@ def arrays_of(store: Store, run: str, *, newest: bool = False) -> Iterator[Rows]
             yield rows[:ROWS]
 
 
+def rows_of(store: Store, run: str, names: int) -> Rows:
+    """Returns the rows of so many names, in the order of the steps; what is no row is left out."""
+    rows = np.concatenate([np.zeros((0, 3)), *arrays_of(store, run)])
+    steps, numbers = rows[:, 0], rows[:, 1]
+    with np.errstate(all="ignore"):
+        whole = (np.floor(steps) == steps) & (np.floor(numbers) == numbers)
+        rows = rows[whole & (steps >= 0) & (steps < _MOST) & (numbers >= 1) & (numbers <= names)]
+    if (rows[1:, 0] < rows[:-1, 0]).any():
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    return np.asarray(rows)
+
+
 def steps_of(store: Store, run: str, names: int) -> Iterator[tuple[int, dict[int, float]]]:
     """Yields each step that logged something, ascending, with the values by the number of their
     name, from 0. Of a name that was logged twice in a step, the last value counts. names: how many
     there are; rows of others are left out."""
-    rows = np.concatenate([np.zeros((0, 3)), *arrays_of(store, run)])
-    with np.errstate(all="ignore"):
-        whole = (rows[:, :2] % 1 == 0).all(axis=1)
-        of_steps = (rows[:, 0] >= 0) & (rows[:, 0] < _MOST)
-        rows = rows[whole & of_steps & (rows[:, 1] >= 1) & (rows[:, 1] <= names)]
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    for step, group in groupby(rows, key=itemgetter(0)):
+    for step, group in groupby(rows_of(store, run, names), key=itemgetter(0)):
         yield int(step), {int(name) - 1: float(value) for _, name, value in group}

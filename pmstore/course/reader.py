@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,36 +127,6 @@ class Stretch:
     bytes: float
 
 
-def merged(stretches: Sequence[Stretch]) -> Stretch:
-    """Merges neighbours into one stretch. The loss is a mean over steps."""
-    if len(stretches) == 1:
-        return stretches[0]
-    nan = float("nan")
-    given = [one for one in stretches if one.loss == one.loss]
-    steps = sum(one.last - one.first + 1 for one in given)
-    return Stretch(
-        first=stretches[0].first,
-        last=stretches[-1].last,
-        time=stretches[-1].time,
-        loss=(
-            sum(one.loss * (one.last - one.first + 1) for one in given) / steps if given else nan
-        ),
-        loss_min=min((one.loss_min for one in given), default=nan),
-        loss_max=max((one.loss_max for one in given), default=nan),
-        bad=sum(one.bad for one in stretches),
-        commits=sum(one.commits for one in stretches),
-        seconds=sum(one.seconds for one in stretches),
-        slowest=max(one.slowest for one in stretches),
-        bytes=sum(one.bytes for one in stretches),
-    )
-
-
-def thinned(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
-    """Returns at most `most` stretches: neighbours are merged."""
-    each = max(1, -(-len(stretches) // most))
-    return [merged(stretches[at : at + each]) for at in range(0, len(stretches), each)]
-
-
 @dataclass(frozen=True)
 class Told:
     """The course of one run, as of the store's last commit.
@@ -275,16 +245,17 @@ def _lives(stored: Any) -> dict[int, Life]:
                 for each in (changed[:CHANGES_MAX] if isinstance(changed, list) else ())
                 if isinstance(each, list) and len(each) == 4
             ),
+            command=_text(one.get("command"), COMMAND_MAX),
             **{name: _text(one.get(name)) for name in _TEXTS},
         )
     return found
 
 
-_TEXTS = ("command", "host", "revision", "python", "torch", "pmstore", "resume")
+_TEXTS = ("host", "revision", "python", "torch", "pmstore", "resume")
 
 
-def _text(value: Any) -> str:
-    return value[:COMMAND_MAX] if isinstance(value, str) else ""
+def _text(value: Any, most: int = records.WORD_MAX) -> str:
+    return value[:most] if isinstance(value, str) else ""
 
 
 def _totals(rows: Rows | None) -> tuple[float, float, float]:

@@ -37,8 +37,9 @@ class RunState:
             or it is not known.
         logged: the newest value of each name that was logged lately.
         rates: the learning rates of the optimizers' groups, each once.
+        epoch_batches: of a data epoch, as the loader's settings have it; None: not known.
         lives: processes that trained it. kills: of these, that were killed, as far as the store's
-            newest openings tell.
+            newest openings tell; killed: their numbers, of those whose starts are known.
         stepped_at: when the last step ended that is committed, Unix time; nan: not known.
         between_seconds: the most that passed between two commits: a kill takes about as much work
             with it, at most; nan: not known.
@@ -54,8 +55,10 @@ class RunState:
     epochs: int | None
     logged: dict[str, float]
     rates: tuple[float, ...]
+    epoch_batches: int | None
     lives: int
     kills: int
+    killed: tuple[int, ...]
     stepped_at: float
     between_seconds: float
     live: bool
@@ -70,6 +73,8 @@ class RunState:
         still = time.time() - self.stepped_at
         if self.live and rate > 0.0 and still < max(_STILL_SECONDS, 10 / rate):
             told.append(f"{number(rate)} steps a second")
+            if (left := self.seconds_left(rate)) == left:
+                told.append(f"about {seconds(left)} left")
         told += [f"{name} {_figure(value)}" for name, value in self._figures()]
         if self.rates:
             least, most = min(self.rates), max(self.rates)
@@ -85,6 +90,20 @@ class RunState:
             told.append(f"last step {moment(self.stepped_at)}")
         return told
 
+    def seconds_left(self, rate: float = float("nan")) -> float:
+        """Returns how long the loop still trains, if an epoch has as many steps as it had so far;
+        nan: it is not known, or nobody trains. rate: as of `facts`."""
+        if rate != rate and self.course:
+            rate = self.course.rate()
+        done = self.data_epoch + min(1.0, self.batch / (self.epoch_batches or math.inf))
+        if not self.live or not rate > 0.0:
+            return float("nan")
+        if self.steps is not None:
+            return (self.steps - self.step) / rate
+        if self.epochs is None or not done or (self.batch and self.epoch_batches is None):
+            return float("nan")
+        return max(0.0, self.epochs - done) * self.step / done / rate
+
     def _figures(self) -> list[tuple[str, float]]:
         """Returns what the program logged under the names that it used first. If it logged nothing,
         that is the loss that it gave."""
@@ -98,7 +117,8 @@ class RunState:
         """Returns the facts for JSON: without the course. What is not known is None; a logged
         number that is not finite is text."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
-        del told["course"]
+        del told["course"], told["killed"]
+        told["seconds_left"] = self.seconds_left()
         told["rates"] = list(self.rates)
         told["logged"] = {
             name: value if math.isfinite(value) else str(value)
@@ -170,7 +190,7 @@ def run_states(store: Store, info: Info) -> list[RunState]:
     """
     names = runs(store)
     courses = {name: read(store, name) for name in names}
-    killed = _killed(courses, info)
+    killed, older = _killed(courses, info)
     writers = lock_holders(info.path, writing=True) if info.recovery.live else []
     found = []
     for name, course in courses.items():
@@ -188,8 +208,10 @@ def run_states(store: Store, info: Info) -> list[RunState]:
                 epochs,
                 _logged(store, name),
                 _rates(store, f"{name}/optimizer"),
+                _epoch_batches(store, name),
                 starts[-1].number if starts else 0,
-                killed[name],
+                older[name] + len(killed[name]),
+                tuple(killed[name]),
                 last.time if last else float("nan"),
                 course.stake_seconds if course else float("nan"),
                 bool(starts) and starts[-1].pid in writers,
@@ -199,27 +221,31 @@ def run_states(store: Store, info: Info) -> list[RunState]:
     return found
 
 
-def _killed(courses: Mapping[str, Told | None], info: Info) -> dict[str, int]:
-    """Counts the lives of each run that were killed. A life ended by a kill if there was one before
-    the next life of any run of the store. So one of a run that is not known takes its place."""
-    found = dict.fromkeys(courses, 0)
-    lives: dict[int, list[str]] = defaultdict(list)  # by the opening of the store
+def _killed(
+    courses: Mapping[str, Told | None], info: Info
+) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Returns the lives of each run that were killed; and how many that are no longer known. A life
+    ended by a kill if there was one before the next life of any run of the store. So one of a run
+    that is not known takes its place."""
+    found: dict[str, list[int]] = {name: [] for name in courses}
+    older = dict.fromkeys(courses, 0)
+    lives: dict[int, dict[str, int]] = defaultdict(dict)  # by the opening of the store
     before: dict[int, int] = {}  # kills of its writers, up to that opening
     for name, course in courses.items():
         starts = course.starts if course else ()
         for start in starts:
-            lives[start.opens].append(name)
+            lives[start.opens][name] = start.number
             before[start.opens] = start.unclean_opens
         if len(courses) == 1 and starts and starts[0].number > 1:
-            found[name] = starts[0].unclean_opens  # of lives whose starts are no longer known
+            older[name] = starts[0].unclean_opens
     recovery = info.recovery
     now = info.unclean_opens + (not (recovery.live or recovery.clean or recovery.created))
     openings = sorted(lives)
     for opening, following in zip(openings, [*openings[1:], None], strict=False):
         if (now if following is None else before[following]) > before[opening]:
-            for name in dict.fromkeys(lives[opening]):
-                found[name] += 1
-    return found
+            for name, life in lives[opening].items():
+                found[name].append(life)
+    return found, older
 
 
 def _count(value: object) -> int:
@@ -244,6 +270,57 @@ def _ends(store: Store, name: str, step: int, data_epoch: int) -> tuple[int | No
         return None, epochs if known else None
     except (LookupError, TypeError, ValueError):
         return None, None
+
+
+def settings(store: Store, run: str) -> dict[str, str]:
+    """Returns the settings that the program gave to the run last, by name."""
+    given: Any = store.get(f"{run}/given")
+    pieces = given.get("settings") if isinstance(given, dict) else None
+    found: dict[str, str] = {}
+    for piece, held in pieces.items() if isinstance(pieces, dict) else ():
+        if not isinstance(held, dict):
+            continue
+        if piece == "trainable":
+            frozen = sum(one is False for one in held.values())
+            found["frozen tensors"] = f"{frozen:,} of {len(held):,}"
+            continue
+        groups = held.get("groups")
+        for group in groups if isinstance(groups, list) else ():
+            for name, value in group.items() if isinstance(group, dict) else ():
+                if value is not None and name != "initial_lr":
+                    told = found.get(f"{piece}.{name}", "").split(", ")
+                    several = dict.fromkeys([*filter(None, told), _short(value)])
+                    found[f"{piece}.{name}"] = ", ".join(several)
+        for name, value in held.items():
+            if name != "groups":
+                found[f"{piece}.{name}"] = _short(value)
+    return {name[:_LETTERS]: found[name] for name in islice(found, _SETTINGS)}
+
+
+_SETTINGS = 256
+"""Settings that are told, at most."""
+
+
+def _short(value: object) -> str:
+    try:
+        return str(value)[:_LETTERS]
+    except ValueError:  # a number of thousands of digits
+        return "?"
+
+
+def _epoch_batches(store: Store, run: str) -> int | None:
+    told = settings(store, run)
+    try:
+        if "loader.length" in told:
+            return int(told["loader.length"]) or None
+        samples, size = (int(told[f"loader.{name}"]) for name in _SIZES)
+        whole = told.get("loader.drop_last") == "True"
+        return (samples // size if whole else -(-samples // size)) or None
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None
+
+
+_SIZES = ("samples of a data epoch", "batch_size")
 
 
 def _logged(store: Store, run: str) -> dict[str, float]:
