@@ -367,24 +367,24 @@ def _settings(runs: Sequence[_Run]) -> Iterator[_Panel]:
 def _lives(runs: Sequence[_Run]) -> Iterator[_Panel]:
     several = len(runs) > 1
     most = max(4, _ROWS // max(len(runs), 1))
-    lines: list[str] = []
     rows: list[Sequence[object]] = []
+    lost = work = 0.0
     for run in runs:
-        lived, lost, work = _lived(run)
+        lived, down, again = _lived(run)
+        lost, work = lost + down, work + again
         rows += [(run.title, *row) if several else row for row in lived[-most:]]
-        told = f"{run.state.lives:,} {'life' if run.state.lives == 1 else 'lives'}, "
-        told += counted(run.state.kills, "kill")
-        if lost:
-            told += (
-                f", which cost {seconds(lost)} from the last commits to the next lives; of that, "
-                f"work of {seconds(work)} at most was done again"
-            )
-        if lost or not several:
-            lines.append(f"{run.title}: {told}.")
+    lives = sum(run.state.lives for run in runs)
+    told = f"{lives:,} {'life' if lives == 1 else 'lives'}, "
+    told += counted(sum(run.state.kills for run in runs), "kill")
+    if lost:
+        told += (
+            f". From the last commits before them to the next lives it took {seconds(lost)}; of "
+            f"that, work of {seconds(work)} at most was done again"
+        )
     titles = (*("life", "after step", "began", "how it ended", "what Resume changed", "what ran"),)
     table = _Table("The newest processes", ("run",) * several + titles, rows)
     if runs:
-        yield _Panel("Processes that trained", lines, table=table)
+        yield _Panel("Processes that trained", [f"{told}."], table=table)
 
 
 def _lived(run: _Run) -> tuple[list[Sequence[object]], float, float]:

@@ -97,22 +97,25 @@ def steps_axis(lines: Iterable[Series]) -> Axis:
 
 def axes(chart: Chart) -> tuple[Axis, Axis | None, bool]:
     """Returns the axis of the values, the logarithmic one if it can be, and whether that reads
-    better. What lies far from the mean of a point does not say how far the axis goes."""
-    drawn = [one for _, _, one in chart.lines if one.value.size]
-    if not drawn:
-        return Axis(0.0, 1.0), None, False
-    low = min(float(one.value.min()) for one in drawn)
-    high = max(float(one.value.max()) for one in drawn)
-    by_log = None
-    if low > 0.0:
-        first, last = _apart(math.log10(low), math.log10(high))
-        by_log = Axis(max(first, -307.0), min(last, 307.0), logarithmic=True)
-    ends = _apart(min(low, 0.0) if chart.zero else low, high)
-    return (
-        Axis(*ends, binary=chart.unit == "B"),
-        by_log,
-        not chart.zero and is_logarithmic(low, high),
+    better: where values are far apart, and most of them are small. Few points whose least or
+    greatest value lies far off do not say how far the axis goes."""
+    values, lows, highs = (
+        np.sort(np.concatenate([np.zeros(0), *(getattr(one, name) for _, _, one in chart.lines)]))
+        for name in ("value", "low", "high")
     )
+    if not values.size:
+        return Axis(0.0, 1.0), None, False
+    few = len(values) // 50
+    first, last = float(values[0]), float(values[-1])
+    low, high = min(first, float(lows[few])), max(last, float(highs[-1 - few]))
+    by_log, better = None, False
+    if first > 0.0:
+        ends = _apart(math.log10(first), math.log10(high))
+        by_log = Axis(max(ends[0], -307.0), min(ends[1], 307.0), logarithmic=True)
+        small = float(values[len(values) // 2]) < first + last / 4
+        better = small and not chart.zero and is_logarithmic(first, last)
+    ends = _apart(min(low, 0.0) if chart.zero else low, high)
+    return Axis(*ends, binary=chart.unit == "B"), by_log, better
 
 
 _MOST = 7e307

@@ -214,7 +214,7 @@ def test_lives_kills_and_rewinds(tmp_path: Path) -> None:
     assert [rows[n][3] for n in (1, 2, 3)] == ["ended", "rewound from step 35", "ended"]
     assert rows[3][4] == 'lr of <it>: 0.1 to 2 by lr="program"'
     assert f"process {os.getpid()}" in rows[0][5]
-    assert "3 lives, 1 kill, which cost" in text
+    assert "3 lives, 1 kill. From the last commits before them to the next lives it took" in text
     marks = re.findall(r'<g class="mark (\w+) r0"><title>(.*?)</title><line x1="(.*?)"', text)
     assert [(kind, at) for kind, _, at in marks] == [
         *(("kill", "33.3%"), ("start", "66.7%"), ("rewind", "50.0%"))
