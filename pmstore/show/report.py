@@ -81,12 +81,13 @@ class _Run:
 @dataclass(frozen=True)
 class _Table:
     """A table. A cell is a text, or a number with its text: (text, number). runs: of its rows, if
-    they can be hidden in the charts."""
+    they can be hidden in the charts. stacked: where there is little room, each row is a list."""
 
     caption: str
     titles: Sequence[str]
     rows: Sequence[Sequence[object]]
     runs: Sequence[_Run] = ()
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -381,8 +382,8 @@ def _lives(runs: Sequence[_Run]) -> Iterator[_Panel]:
             f". From the last commits before them to the next lives it took {seconds(lost)}; of "
             f"that, work of {seconds(work)} at most was done again"
         )
-    titles = (*("life", "after step", "began", "how it ended", "what Resume changed", "what ran"),)
-    table = _Table("The newest processes", ("run",) * several + titles, rows)
+    titles = ("life", "after step", "began", "how it ended", "what Resume changed", "what ran")
+    table = _Table("The newest processes", ("run",) * several + titles, rows, stacked=True)
     if runs:
         yield _Panel("Processes that trained", [f"{told}."], table=table)
 
@@ -483,7 +484,8 @@ def _tiers(stores: Sequence[Reported], titles: Sequence[str]) -> Iterator[_Panel
                 )
                 for each in tier.epochs[:_ROWS]
             ]
-            table = None if tier.problem else _Table(f"Epochs in {tier.name}", columns, rows)
+            told = _Table(f"Epochs in {tier.name}", columns, rows, stacked=True)
+            table = None if tier.problem else told
             yield _Panel(f"{title}: {tier.name}", [*lines, tier.problem or ""], table=table)
 
 
@@ -504,7 +506,7 @@ def _cost(
         *("store", "domain", "commits", "share of time", "mean", "slowest", "most at risk"),
         *("used", "file", "opened", "after a crash"),
     )
-    yield _Panel("Stores", table=_Table("Commits and room", columns, rows))
+    yield _Panel("Stores", table=_Table("Commits and room", columns, rows, stacked=True))
     for name, of, unit in (("cost", COST, "s"), ("bytes", BYTES, "B")):
         if any(of in run.curves for run in runs):
             yield _chart(runs, name, of, unit)

@@ -73,7 +73,7 @@ class RunState:
         still = time.time() - self.stepped_at
         if self.live and rate > 0.0 and still < max(_STILL_SECONDS, 10 / rate):
             told.append(f"{number(rate)} steps a second")
-            if (left := self.seconds_left(rate)) == left:
+            if (left := self.seconds_left(rate)) > 0.0:
                 told.append(f"about {seconds(left)} left")
         told += [f"{name} {_figure(value)}" for name, value in self._figures()]
         if self.rates:

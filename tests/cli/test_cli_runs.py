@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 import pmstore
 from pmstore.commands.application import app
 from pmstore.commands.table import TABLE
+from pmstore.show.snapshot_of_runs import RunState
+from pmstore.show.units import seconds
 
 torch = pytest.importorskip("torch")
 attach = pytest.importorskip("pmstore.torch").attach
@@ -75,6 +78,8 @@ def test_info_begins_with_the_run(trained: Path) -> None:
     assert state["data_epoch"] == (0 if by_steps else 3)
     assert state["logged"] == {"accuracy": STEPS / 100, "loss": STEPS, "once": 7.5}
     assert state["rates"] == [0.25 * 0.5**2]
+    assert state["epoch_batches"] == (None if by_steps else 4)
+    assert state["seconds_left"] is None  # nobody trains
     assert (state["lives"], state["kills"]) == (1, 0)
     assert 0 <= time.time() - state["stepped_at"] < 3600
     first, *rest = run("info", trained).splitlines()
@@ -88,6 +93,30 @@ def test_info_begins_with_the_run(trained: Path) -> None:
     assert [line.split()[0] for line in rest] == ["path", "domain", "content", "recovery"]
     every = [line.split()[0] for line in run("info", "--all", trained).splitlines()]
     assert every == ["run", "path", "domain", "epoch", "content", "opened", "recovery", "heap"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "batches", "at", "left"),
+    [
+        (80, None, None, (0, 0), 3.0),
+        (50, None, None, (0, 0), 0.0),
+        (None, 10, 10, (2, 5), 15.0),  # 20 steps an epoch: 2 of a batch
+        (None, 10, None, (2, 0), 20.0),
+        (None, 10, None, (2, 5), math.nan),
+        (None, 10, 10, (0, 0), math.nan),
+        (None, None, 10, (2, 5), math.nan),
+    ],
+)
+def test_how_long_is_left(
+    steps: int | None, epochs: int | None, batches: int | None, at: tuple[int, int], left: float
+) -> None:
+    """Of a run at step 50, with ten steps a second."""
+    rest = ({}, (), batches, 1, 0, (), time.time(), math.nan)
+    state = RunState("run", 50, *at, steps, epochs, *rest, True, None)
+    assert state.seconds_left(10.0) == pytest.approx(left, nan_ok=True)
+    told = [one for one in state.facts(10.0) if "left" in one]
+    assert told == ([f"about {seconds(left)} left"] if left > 0.0 else [])
+    assert math.isnan(replace(state, live=False).seconds_left(10.0))
 
 
 def test_lives_and_kills_are_counted(shm: Path) -> None:
@@ -234,6 +263,9 @@ def test_ls_hides_no_run_and_nothing_of_the_programs(shm: Path) -> None:
         ("optimizer/groups/value", [{"lr": "high"}, 3, {"lr": math.inf}]),
         ("optimizer", 1),
         ("log", 1),
+        ("given", 7),
+        ("given", {"settings": {"loader": 1, "optimizer": {"groups": [{"lr": 10**5000}, 2]}}}),
+        ("given", {"settings": {"loader": {"length": "x", "batch_size": 0}, "trainable": []}}),
     ],
 )
 def test_what_a_stranger_wrote_there_ends_no_answer(shm: Path, name: str, value: Any) -> None:
