@@ -247,7 +247,7 @@ def _program(state: RunState) -> dict[str, str]:
         elif name.startswith("--") and _OPTION.fullmatch(name):
             found[name] = "yes" if following.startswith("--") or not following else following
     about = {"host": life.host, "revision": life.revision[:12], "torch": life.torch}
-    return {name: value[:_LETTERS] for name, value in (found | about).items() if value}
+    return {name: value[:_LETTERS] for name, value in (found | about).items() if value.strip("*")}
 
 
 _OPTION = re.compile(r"(--)?[A-Za-z][\w.-]*")
