@@ -18,7 +18,7 @@ from pmstore._base.version import VERSION
 from pmstore._engine.reports import JobState, SegmentUsage
 from pmstore.course.reader import Decided, Start
 from pmstore.show import series, svg
-from pmstore.show.series import BYTES, COST, SPEED, Series
+from pmstore.show.series import BYTES, COST, LETTERS, SPEED, Series
 from pmstore.show.snapshot_of_runs import (
     Gathered,
     RunState,
@@ -247,11 +247,10 @@ def _program(state: RunState) -> dict[str, str]:
         elif name.startswith("--") and _OPTION.fullmatch(name):
             found[name] = "yes" if following.startswith("--") or not following else following
     about = {"host": life.host, "revision": life.revision[:12], "torch": life.torch}
-    return {name: value[:_LETTERS] for name, value in (found | about).items() if value.strip("*")}
+    return {name: value[:LETTERS] for name, value in (found | about).items() if value.strip("*")}
 
 
 _OPTION = re.compile(r"(--)?[A-Za-z][\w.-]*")
-_LETTERS = 80
 
 
 def _names(runs: Sequence[_Run]) -> list[str]:

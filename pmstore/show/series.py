@@ -19,6 +19,8 @@ POINTS = 1000
 """Of a series, at most."""
 NAMES = 64
 """Names of a run that are told, of those that it logged first."""
+LETTERS = 80
+"""Of a name, as it is told."""
 SPEED, COST, BYTES = "steps a second", "seconds of a commit", "bytes of a commit"
 
 
@@ -79,7 +81,7 @@ def logged(store: Store, run: str) -> dict[str, Series]:
         steps, values = rows[rows[:, 1] == number][:, (0, 2)].T
         if steps.size:
             newest = np.append(steps[1:] != steps[:-1], True)
-            found[name] = thinned(series(steps[newest], values[newest]), POINTS)
+            found[name[:LETTERS]] = thinned(series(steps[newest], values[newest]), POINTS)
     return found
 
 

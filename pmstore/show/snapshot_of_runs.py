@@ -21,6 +21,7 @@ from pmstore.course.reader import Told, read
 from pmstore.errors import CorruptStoreError, PmstoreError
 from pmstore.objects.containers import Group
 from pmstore.objects.job_record import stored_runs
+from pmstore.show.series import LETTERS
 from pmstore.show.units import moment, number, seconds
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def settings(store: Store, run: str) -> dict[str, str]:
         for name, value in held.items():
             if name != "groups":
                 found[f"{piece}.{name}"] = _short(value)
-    return {name[:_LETTERS]: found[name] for name in islice(found, _SETTINGS)}
+    return {name[:LETTERS]: found[name] for name in islice(found, _SETTINGS)}
 
 
 _SETTINGS = 256
@@ -303,7 +304,7 @@ _SETTINGS = 256
 
 def _short(value: object) -> str:
     try:
-        return str(value)[:_LETTERS]
+        return str(value)[:LETTERS]
     except ValueError:  # a number of thousands of digits
         return "?"
 
@@ -333,11 +334,9 @@ def _logged(store: Store, run: str) -> dict[str, float]:
                 found.setdefault(int(name), value)
         if len(found) == len(names):
             break
-    return {name[:_LETTERS]: found[at] for at, name in enumerate(names, 1) if at in found}
+    return {name[:LETTERS]: found[at] for at, name in enumerate(names, 1) if at in found}
 
 
-_LETTERS = 80
-"""Of a name, as it is told."""
 _LOOKS = 8
 """Arrays of the log that are looked through for a name that is logged seldom."""
 

@@ -238,10 +238,8 @@ def test_names_are_shown_and_obeyed_by_nobody(tmp_path: Path) -> None:
         course["words"] = {"targets": ["<b>store"], "reasons": ["<i>why</i>"], "tiers": []}
         life = {"number": 1, "command": f'a --{evil} --x={evil} "', "host": evil, "revision": evil}
         course["lives"] = [{**life, "changed": [[evil] * 4]}]
-        held = evil.replace("/", "%2F")
-        store[f"{held}/log/names"] = [evil, "x" * 10**5]
-        store[f"{held}/log/0"] = np.array([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
-        store[f"{held}/given"] = {"settings": {evil: {evil: evil}, "optimizer": {"groups": 7}}}
+        log(store, {evil: [(1, 1.0)], "x" * 10**5: [(2, 2.0)]}, evil)
+        store[f"{evil}/given"] = {"settings": {evil: {evil: evil}, "optimizer": {"groups": 7}}}
     for paths in ([path], [path, made(tmp_path / "other.pm", 10)]):
         assert run(*paths, "-o", tmp_path / "r.html").exit_code == 0
         text = (tmp_path / "r.html").read_text()
