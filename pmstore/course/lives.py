@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from pmstore.course.process import this_process
-from pmstore.course.records import LIVES, REWINDS, STARTS
+from pmstore.course.reader import array_of
+from pmstore.course.records import LIVES, REWINDS, STARTS, STEPS, Step
 
 Kept = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[Any]]
 
@@ -29,33 +30,44 @@ class Lives:
         info = store._core.pool.info
         self.told: dict[str, Any] = {}
         self._store = store
-        self._lives = f"{place}/{LIVES}"
+        self._place = place
         self._began = (time.time(), os.getpid(), info.opens, info.unclean_opens)
         self._kept: Kept | None = None
 
-    def write(self, array: Callable[[Any], Any], step: int, after: float | None) -> None:
-        """Writes what the store lacks; pending until the next commit. array: finds or makes one of
-        the course's. step: the newest that was committed when the process began; after: when that
-        was."""
-        starts, rewinds = array(STARTS), array(REWINDS)
-        stored: Any = self._store.get(self._lives)
+    def keep(self, step: int) -> Kept:
+        """Reads once what the store tells of earlier lives, and adds this one, which went on behind
+        a step."""
         if self._kept is None:
+            steps, starts, rewinds = (
+                array_of(self._store, self._place, what) for what in (STEPS, STARTS, REWINDS)
+            )
+            after = 0.0 if steps is None else float(np.nan_to_num(steps[:, Step.TIME]).max())
+            starts = np.zeros(STARTS[1]) if starts is None else starts
+            stored = self._store.get(f"{self._place}/{LIVES}")
             lives = copy.deepcopy(stored) if isinstance(stored, list) else []
-            self._kept = np.array(starts), np.array(rewinds), lives
-            number = append(self._kept[0], [(step, *self._began)])
-            life = {"number": number, "after": after, **this_process(), **self.told}
-            lives.append(life)
+            number = append(starts, [(step, *self._began)])
+            lives.append({"number": number, "after": after or None, **this_process(), **self.told})
             del lives[: -len(starts)]
-        for ours, theirs in zip(self._kept[:2], (starts, rewinds), strict=True):
+            rewinds = np.zeros(REWINDS[1]) if rewinds is None else rewinds
+            self._kept = starts, rewinds, lives
+        return self._kept
+
+    def write(self, array: Callable[[Any], Any], step: int) -> None:
+        """Writes what the store lacks; pending until the next commit. array: finds or makes one of
+        the course's. step: as of `keep`."""
+        *rings, lives = self.keep(step)
+        for ours, what in zip(rings, (STARTS, REWINDS), strict=True):
+            theirs = array(what)
             if not np.array_equal(ours, theirs, equal_nan=True):
                 theirs[:] = ours
-        if stored != self._kept[2]:
-            self._store[self._lives] = self._kept[2]
+        if self._store.get(f"{self._place}/{LIVES}") != lives:
+            self._store[f"{self._place}/{LIVES}"] = lives
 
     def rewound(self, before: int, after: int) -> None:
-        """Notes that the run went from a step back to an earlier one."""
-        if self._kept is not None:
-            append(self._kept[1], [(before, after, time.time())])
+        """Notes that the run went from a step back to an earlier one. REQUIRES: `keep` was called
+        before it went."""
+        assert self._kept is not None
+        append(self._kept[1], [(before, after, time.time())])
 
 
 def append(ring: Any, rows: Iterable[tuple[float, ...]]) -> int:

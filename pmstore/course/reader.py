@@ -180,7 +180,7 @@ def read(store: Store, run: str) -> Told | None:
     """Reads the course of a run. Returns None if nothing was written, as by an earlier version.
     What is damaged is left out."""
     group = records.place(run)
-    curve, steps = _array(store, group, CURVE), _array(store, group, STEPS)
+    curve, steps = array_of(store, group, CURVE), array_of(store, group, STEPS)
     if curve is None or steps is None:
         return None
     steps = _sound(steps, Step.STEP, Step.TIME)
@@ -225,8 +225,8 @@ def read(store: Store, run: str) -> Told | None:
             Rewound(int(row[Rewind.FROM]), int(row[Rewind.TO]), row[Rewind.TIME])
             for row in _ring(store, group, REWINDS)
         ),
-        tuple(_tiers(tiers, _array(store, group, TIERS))),
-        *_totals(_array(store, group, TOTALS)),
+        tuple(_tiers(tiers, array_of(store, group, TIERS))),
+        *_totals(array_of(store, group, TOTALS)),
     )
 
 
@@ -277,7 +277,7 @@ def _tiers(names: list[str], rows: Rows | None) -> Iterator[Tier]:
 _MAY_BE_INFINITE = (Bucket.LOSS_SUM, Bucket.LOSS_MIN, Bucket.LOSS_MAX)
 
 
-def _array(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> Rows | None:
+def array_of(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> Rows | None:
     """Returns a copy of an array of the group; None if it is not there, or has another shape or
     dtype."""
     name, shape = what
@@ -295,7 +295,7 @@ def _sound(rows: Rows, *columns: int) -> Rows:
 
 def _ring(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> list[list[float]]:
     """Returns the rows of a ring, oldest first. Each begins with its number."""
-    rows = _array(store, group, what)
+    rows = array_of(store, group, what)
     if rows is None:
         return []
     columns = range(5) if what is DECISIONS else range(rows.shape[1])

@@ -267,8 +267,7 @@ class Course:
         self._steps = self._array(STEPS)
         steps = self._steps[:, Step.STEP]
         self._steps[steps >= first] = 0.0
-        after = float(np.nan_to_num(self._steps[:, Step.TIME]).max())
-        self.lives.write(self._array, first - 1, after or None)
+        self.lives.write(self._array, first - 1)
         self._curve = Curve(self._store, self._array(records.CURVE), first)
         self._totals = self._array(TOTALS)
         if self._before is None:

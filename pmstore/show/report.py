@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -45,6 +46,8 @@ _POINT_BYTES = 24
 """That a point takes, at least."""
 _ROWS = 64
 """Of a table of what happened, at most."""
+_HEAPS = 8
+"""Stores that have a picture of the heap, at most."""
 _CURVES = 1024
 """Of logged values, at most, where there are more than four names."""
 
@@ -260,6 +263,11 @@ def _names(runs: Sequence[_Run]) -> list[str]:
     return named[: max(4, _CURVES // max(len(runs), 1))]
 
 
+def _rows(runs: Sequence[_Run]) -> int:
+    """Returns how many rows a run has in a table of what happened."""
+    return max(4, _ROWS // max(len(runs), 1))
+
+
 def _of(value: float, told: str = "") -> tuple[str, float | str]:
     """Returns a cell. told: how it is written, if that is not as a number."""
     if value != value and told in ("", "-"):
@@ -330,7 +338,8 @@ def _figures(run: _Run, name: str) -> list[tuple[str, float | str]]:
     one = run.curves.get(name)
     if one is None:
         return [_UNKNOWN] * 3
-    return [_of(value) for value in (one.last, *one.ends)]
+    last = _of(one.last, "" if math.isfinite(one.last) else str(one.last))
+    return [last, *map(_of, one.ends)]
 
 
 def _differing(runs: Sequence[_Run]) -> list[str]:
@@ -366,13 +375,12 @@ def _settings(runs: Sequence[_Run]) -> Iterator[_Panel]:
 
 def _lives(runs: Sequence[_Run]) -> Iterator[_Panel]:
     several = len(runs) > 1
-    most = max(4, _ROWS // max(len(runs), 1))
     rows: list[Sequence[object]] = []
     lost = work = 0.0
     for run in runs:
         lived, down, again = _lived(run)
         lost, work = lost + down, work + again
-        rows += [(run.title, *row) if several else row for row in lived[-most:]]
+        rows += [(run.title, *row) if several else row for row in lived[-_rows(runs) :]]
     lives = sum(run.state.lives for run in runs)
     told = f"{lives:,} {'life' if lives == 1 else 'lives'}, "
     told += counted(sum(run.state.kills for run in runs), "kill")
@@ -445,6 +453,7 @@ def _marks(runs: Sequence[_Run], steps: svg.Axis) -> str:
         for each in run.state.course.rewinds if run.state.course else ():
             told = f"rewound from step {each.step:,}, {moment(each.time)}"
             found.append(("rewind", each.to, told))
+        found = found[-_rows(runs) :]
         places: dict[tuple[str, str], str] = {}  # one mark for each place that is seen apart
         for kind, step, told in found:
             at = f"{100 * float(steps.share(step)):.1f}%"
@@ -481,7 +490,7 @@ def _tiers(stores: Sequence[Reported], titles: Sequence[str]) -> Iterator[_Panel
                     f"{len(each.ranks)} of {each.world_size}",
                     *(", ".join(map(str, each.kept)), each.problem or ""),
                 )
-                for each in tier.epochs[:_ROWS]
+                for each in tier.epochs[: _ROWS // len(stores) or 1]
             ]
             told = _Table(f"Epochs in {tier.name}", columns, rows, stacked=True)
             table = None if tier.problem else told
@@ -512,8 +521,8 @@ def _cost(
     for run in runs:
         made = run.state.course.decisions if run.state.course else ()
         if made:
-            yield _Panel(run.title, table=_decisions(made))
-    for one, title in zip(stores, titles, strict=True):
+            yield _Panel(run.title, table=_decisions(made[-_rows(runs) :]))
+    for one, title in zip(stores[:_HEAPS], titles, strict=False):
         segments = [_segment(place, each) for place, each in enumerate(one.store.usage)]
         yield _Panel(f"{title}: heap", segments=segments)
 
@@ -550,7 +559,7 @@ def _decisions(made: Sequence[Decided]) -> _Table:
             _of(one.hazard * 3600),
             _of(one.predicted_overhead, f"{number(one.predicted_overhead * 100)} %"),
         )
-        for one in reversed(made[-_ROWS:])
+        for one in reversed(made)
     ]
     return _Table("The newest decisions of its scheduler", titles, rows)
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import pmstore
 from pmstore.commands.application import app
 from pmstore.commands.table import TABLE
+from pmstore.course import read
 from pmstore.show.snapshot_of_runs import RunState
 from pmstore.show.units import seconds
 
@@ -137,6 +138,46 @@ def test_lives_and_kills_are_counted(shm: Path) -> None:
     (state,) = json.loads(run("info", path, "--json"))["runs"]
     assert (state["lives"], state["kills"]) == (3, 3)
     assert "3 lives, 3 kills" in run("info", path)
+
+
+def test_each_life_is_told_also_after_a_rewind(shm: Path) -> None:
+    """Those that are not in the state that the run was taken back to, too."""
+
+    def life(work: Any, rate: float = 0.5, **more: Any) -> Any:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        with pmstore.open(shm / "run.pm") as store:
+            work(attach(store, model=model, optimizer=optimizer, **more))
+            return read(store, "run")
+
+    def go(run: Any) -> None:
+        for _ in range(3):
+            with run.next_step():
+                run.log(loss=run.step)
+        run.commit()
+
+    def keep(run: Any) -> None:
+        go(run)
+        run.keep("early")
+        go(run)
+
+    def back(run: Any) -> None:
+        run.rewind(to="early")
+        go(run)
+        run.rewind(to="early")
+        go(run)
+
+    life(keep)
+    life(go)
+    life(back)
+    told = life(go, 0.25, resume=pmstore.torch.Resume(lr="program"))
+    assert [(one.number, one.step) for one in told.starts] == [(1, 0), (2, 6), (3, 9), (4, 6)]
+    assert [(one.step, one.to) for one in told.rewinds] == [(9, 3), (6, 3)]
+    assert [one.life.resume for one in told.starts] == ["Resume()"] * 3 + ['Resume(lr="program")']
+    assert told.starts[3].life.changed == (
+        ("lr of the optimizer, group 0", "0.5", "0.25", 'lr="program"'),
+    )
+    assert {one.life.torch for one in told.starts} == {str(torch.__version__)}
 
 
 def test_kills_are_of_the_run_that_was_trained(shm: Path) -> None:

@@ -49,6 +49,7 @@ def test_what_was_stays_when_the_run_goes_back(tmp_path: Path) -> None:
         course.add(11, 1.0, 0.0)
         store.rollback()
         course.rolled_back(10)
+        course.lives.keep(10)
         course.lives.rewound(11, 10)
         train(store, course, 5)
         assert [(one.step, one.to) for one in told(store).rewinds] == [(11, 10)]

@@ -464,6 +464,7 @@ class Steps:
             # would not count.
             self.progress.touch()
             self.go_back()
+            self.course.lives.keep(self.progress.committed)
             self.progress.agreed = -1
             try:
                 change()
