@@ -44,6 +44,7 @@ class RunState:
         stepped_at: when the last step ended that is committed, Unix time; nan: not known.
         between_seconds: the most that passed between two commits: a kill takes about as much work
             with it, at most; nan: not known.
+        lately: the newest values of the names, oldest first.
         live: the process that attached it last has the store open for writing.
         course: None: the program's version of pmstore kept none.
     """
@@ -63,6 +64,7 @@ class RunState:
     stepped_at: float
     between_seconds: float
     live: bool
+    lately: dict[str, list[float]]
     course: Told | None
 
     def facts(self, rate: float = float("nan")) -> list[str]:
@@ -118,7 +120,7 @@ class RunState:
         """Returns the facts for JSON: without the course. What is not known is None; a logged
         number that is not finite is text."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
-        del told["course"], told["killed"]
+        del told["course"], told["killed"], told["lately"]
         told["seconds_left"] = self.seconds_left()
         told["rates"] = list(self.rates)
         told["logged"] = {
@@ -197,6 +199,7 @@ def run_states(store: Store, info: Info) -> list[RunState]:
     for name, course in courses.items():
         step, data_epoch, batch, _ = (int(number) for number in store[f"{name}/progress"])
         steps, epochs = _ends(store, name, step, data_epoch)
+        lately = _lately(store, name)
         starts = course.starts if course else ()
         last = next(reversed(list(course.whole())), None) if course else None
         found.append(
@@ -207,7 +210,7 @@ def run_states(store: Store, info: Info) -> list[RunState]:
                 batch,
                 steps,
                 epochs,
-                _logged(store, name),
+                {one: values[-1] for one, values in lately.items()},
                 _rates(store, f"{name}/optimizer"),
                 _epoch_batches(store, name),
                 starts[-1].number if starts else 0,
@@ -216,6 +219,7 @@ def run_states(store: Store, info: Info) -> list[RunState]:
                 last.time if last else float("nan"),
                 course.stake_seconds if course else float("nan"),
                 bool(starts) and starts[-1].pid in writers,
+                lately,
                 course,
             )
         )
@@ -324,21 +328,20 @@ def _epoch_batches(store: Store, run: str) -> int | None:
 _SIZES = ("samples of a data epoch", "batch_size")
 
 
-def _logged(store: Store, run: str) -> dict[str, float]:
-    """Returns the newest value of each name, in the order of first use."""
+def _lately(store: Store, run: str) -> dict[str, list[float]]:
+    """Returns the newest values of each name, oldest first, in the order of first use."""
     names = names_of(store, run)
-    found: dict[int, float] = {}
+    found: dict[int, list[float]] = {}
     for rows in islice(arrays_of(store, run, newest=True), _LOOKS):
-        for _, name, value in rows[::-1].tolist():
-            if 1.0 <= name <= len(names):
-                found.setdefault(int(name), value)
-        if len(found) == len(names):
-            break
+        for place in np.unique(rows[:, 1]).tolist():
+            if 1.0 <= place <= len(names):
+                values = rows[rows[:, 1] == place, 2].tolist()
+                found[int(place)] = values + found.get(int(place), [])
     return {name[:LETTERS]: found[at] for at, name in enumerate(names, 1) if at in found}
 
 
 _LOOKS = 8
-"""Arrays of the log that are looked through for a name that is logged seldom."""
+"""Arrays of the log that are looked through."""
 
 
 def _rates(store: Store, place: str) -> tuple[float, ...]:

@@ -113,7 +113,7 @@ def test_how_long_is_left(
 ) -> None:
     """Of a run at step 50, with ten steps a second."""
     rest = ({}, (), batches, 1, 0, (), time.time(), math.nan)
-    state = RunState("run", 50, *at, steps, epochs, *rest, True, None)
+    state = RunState("run", 50, *at, steps, epochs, *rest, True, {}, None)
     assert state.seconds_left(10.0) == pytest.approx(left, nan_ok=True)
     told = [one for one in state.facts(10.0) if "left" in one]
     assert told == ([f"about {seconds(left)} left"] if left > 0.0 else [])
