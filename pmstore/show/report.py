@@ -304,9 +304,10 @@ def _overview(runs: Sequence[_Run]) -> Iterator[_Panel]:
         titles += _GOING
         known = [at for at in range(len(titles)) if any(row[at] != _UNKNOWN for row in rows)]
         told = [[row[at] for at in known] for row in rows]
-        said = "Runs, and the settings that differ. A click on a title sorts them."
-        table = _Table(said, [titles[at] for at in known], told, runs)
-        yield _Panel(f"{len(runs)} runs", table=table)
+        said = "A click on a title sorts them; one that is not checked leaves the curves."
+        caption = "Runs, and the settings that differ"
+        table = _Table(caption, [titles[at] for at in known], told, runs)
+        yield _Panel(f"{len(runs)} runs", [said], table=table)
 
 
 _GOING = ("learning rate", "steps a second", "left", "lives", "kills", "trained for", "last step")
