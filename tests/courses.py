@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
+
 import pmstore
 from pmstore.course import Course
 from pmstore.course.recorder import clock
@@ -42,3 +44,16 @@ def made(path: Path, steps: int = 300, run: str = "run") -> Path:
     with begin(path, run) as store:
         train(store, Course(store, run), steps, run)
     return path
+
+
+def log(store: pmstore.Store, rows: dict[str, list[tuple[int, float]]], run: str = "run") -> None:
+    """Logged values, by name, of steps in any order."""
+    places = {name: place for place, name in enumerate(rows, 1)}
+    found = [(step, places[name], value) for name in rows for step, value in rows[name]]
+    found.sort(key=lambda row: row[0])
+    store[f"{run}/log/names"] = list(rows)
+    for number in range(0, len(found), 1024):
+        array = np.zeros((1024, 3))
+        array[: len(found[number : number + 1024])] = found[number : number + 1024]
+        store[f"{run}/log/{number // 1024}"] = array
+    store.commit()

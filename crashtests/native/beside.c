@@ -241,7 +241,7 @@ enum how { ARMED, STARTED, ROLLED_BACK, FAILED };
 
 static int started(struct wl *w, void *landing)
 {
-    int status = pms_landing_start(w->pool, landing, &w->error);
+    int status = pms_landing_start(w->pool, landing, PMS_LANDING_NEW, &w->error);
     if (status != PMS_OK)
         return status;
     pms_landing_wait(landing, PMS_LANDING_DONE, -1);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,9 @@ import typer
 
 from pmstore._base.newfile import write_over
 from pmstore.commands.app import Json, app
-from pmstore.commands.common import answering, ending, fail, opened, tell
-from pmstore.show.report import BEGIN, Reported
+from pmstore.commands.common import answering, ending, fail, reading, tell
+from pmstore.show.report import BEGIN, reported
 from pmstore.show.report import report as make
-from pmstore.show.snapshot_of_runs import gather, tier_contents
 from pmstore.show.units import size
 
 
@@ -23,7 +21,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="STORE...", help="A store, or those of several ranks.", show_default=False
+            metavar="STORE...", help="One, those of a sweep, or of all ranks.", show_default=False
         ),
     ],
     output: Annotated[
@@ -36,11 +34,15 @@ def report(
 ) -> None:
     """Writes a report of training runs as one HTML file.
 
-    It needs no network, and tells of the loss with its commits, what they cost, decisions and why,
-    the heap, tiers and their epochs. Several stores stand side by side. It is made of each store's
-    last commit, also while a program trains.
+    It has a curve of each value that the program logged, with kills and rewinds, the speed, the
+    settings, which process trained when, with what command, and what each kill cost; then tiers,
+    and what commits cost. Curves of several runs lie over each other, and a table has the settings
+    that differ. It needs no network, and is made of each store's last commit, also while a program
+    trains.
 
     Example: pmstore report run.pm -o run.html
+
+    Example: pmstore report sweep/*.pm -o sweep.html
     """
     with ending():
         if output != Path("-"):
@@ -49,8 +51,8 @@ def report(
             raise fail("--json and the report both go to the output: name a file", 2)
         told = []
         for path in dict.fromkeys(paths):
-            with closing(opened(path, "r")) as store:
-                told.append(Reported(gather(store), tier_contents(store)))
+            with reading(path, keep=True) as store:
+                told.append(reported(store))
         html = make(told).encode(errors="replace")
         mode = 0o666
         for one in told:

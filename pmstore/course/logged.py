@@ -49,6 +49,19 @@ def arrays_of(store: Store, run: str, *, newest: bool = False) -> Iterator[Rows]
             yield rows[:ROWS]
 
 
+def sound_rows(arrays: Iterable[Rows], names: int) -> Rows:
+    """Returns the rows in the order of the steps, without those that no program wrote. names: how
+    many there are."""
+    rows = np.concatenate([np.zeros((0, 3)), *arrays])
+    steps, numbers = rows[:, 0], rows[:, 1]
+    with np.errstate(all="ignore"):
+        whole = (np.floor(steps) == steps) & (np.floor(numbers) == numbers)
+        rows = rows[whole & (steps >= 0) & (steps < _MOST) & (numbers >= 1) & (numbers <= names)]
+    if (rows[1:, 0] < rows[:-1, 0]).any():
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    return np.asarray(rows)
+
+
 class Logged:
     """What was logged, as a table: a line for each step that logged something, a column for each
     name.
@@ -60,14 +73,9 @@ class Logged:
 
     def __init__(self, names: Sequence[str], rows: Iterable[Rows]) -> None:
         """Makes the table of arrays of rows. Of a name that was logged twice in a step, the last
-        value counts. Rows that no program wrote are left out."""
+        value counts."""
         self.names: Sequence[str] = names
-        found = np.concatenate([np.zeros((0, 3)), *rows])
-        with np.errstate(all="ignore"):
-            whole = (found[:, :2] == np.floor(found[:, :2])).all(axis=1)
-            of_steps = (found[:, 0] >= 0) & (found[:, 0] < _MOST)
-            found = found[whole & of_steps & (found[:, 1] >= 1) & (found[:, 1] <= len(names))]
-        found = found[np.argsort(found[:, 0], kind="stable")]
+        found = sound_rows(rows, len(names))
         begins = np.append(True, found[1:, 0] != found[:-1, 0])[: len(found)]
         self.steps: np.ndarray[Any, np.dtype[np.int64]] = found[begins, 0].astype(np.int64)
         self._first = np.append(np.flatnonzero(begins), len(found))  # row of each step, and the end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,12 @@ import numpy as np
 from pmstore.course import records
 from pmstore.course.buckets import Rows, filled, width_of
 from pmstore.course.records import (
+    CHANGES_MAX,
+    COMMAND_MAX,
     CURVE,
     DECISIONS,
+    LIVES,
+    REWINDS,
     STARTS,
     STEPS,
     TIERS,
@@ -20,6 +24,7 @@ from pmstore.course.records import (
     WORDS,
     Bucket,
     Decision,
+    Rewind,
     Step,
     Total,
 )
@@ -47,7 +52,7 @@ class Decided:
 @dataclass(frozen=True, slots=True)
 class Start:
     """A process that attached the run, or went on with it, after so many steps. number: counts
-    from 1. opens, unclean_opens: of the store, up to then."""
+    from 1. opens, unclean_opens: of the store, up to then. life: what is known of it."""
 
     number: int
     step: int
@@ -55,6 +60,38 @@ class Start:
     pid: int
     opens: int
     unclean_opens: int
+    life: Life
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What a process was that trained the run; "" and None stand for what is not known.
+
+    Attributes:
+        after: when the step was committed that it went on behind.
+        revision: of its program, in git.
+        resume: the `Resume` that it gave. changed: settings that were others than before: what,
+            the stored and the given value, and which choice answered that.
+    """
+
+    after: float | None = None
+    command: str = ""
+    host: str = ""
+    revision: str = ""
+    python: str = ""
+    torch: str = ""
+    pmstore: str = ""
+    resume: str = ""
+    changed: tuple[tuple[str, str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The run was taken from a step back to an earlier one."""
+
+    step: int
+    to: int
+    time: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,36 +127,6 @@ class Stretch:
     bytes: float
 
 
-def merged(stretches: Sequence[Stretch]) -> Stretch:
-    """Merges neighbours into one stretch. The loss is a mean over steps."""
-    if len(stretches) == 1:
-        return stretches[0]
-    nan = float("nan")
-    given = [one for one in stretches if one.loss == one.loss]
-    steps = sum(one.last - one.first + 1 for one in given)
-    return Stretch(
-        first=stretches[0].first,
-        last=stretches[-1].last,
-        time=stretches[-1].time,
-        loss=(
-            sum(one.loss * (one.last - one.first + 1) for one in given) / steps if given else nan
-        ),
-        loss_min=min((one.loss_min for one in given), default=nan),
-        loss_max=max((one.loss_max for one in given), default=nan),
-        bad=sum(one.bad for one in stretches),
-        commits=sum(one.commits for one in stretches),
-        seconds=sum(one.seconds for one in stretches),
-        slowest=max(one.slowest for one in stretches),
-        bytes=sum(one.bytes for one in stretches),
-    )
-
-
-def thinned(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
-    """Returns at most `most` stretches: neighbours are merged."""
-    each = max(1, -(-len(stretches) // most))
-    return [merged(stretches[at : at + each]) for at in range(0, len(stretches), each)]
-
-
 @dataclass(frozen=True)
 class Told:
     """The course of one run, as of the store's last commit.
@@ -128,7 +135,7 @@ class Told:
         curve: the whole run, oldest first; the newest steps are `steps`' alone.
         width: steps of a stretch in `curve`.
         steps: the newest, oldest first: rows with the columns `pmstore.course.records.Step`.
-        decisions, starts: oldest first.
+        decisions, starts, rewinds: oldest first.
         seconds: that a program was attached, as of the newest rows; nan: not known.
         stake_seconds, stake_steps: the most that passed from one commit to the next; nan.
     """
@@ -139,6 +146,7 @@ class Told:
     steps: Rows
     decisions: tuple[Decided, ...]
     starts: tuple[Start, ...]
+    rewinds: tuple[Rewound, ...]
     tiers: tuple[Tier, ...]
     seconds: float
     stake_seconds: float
@@ -172,7 +180,7 @@ def read(store: Store, run: str) -> Told | None:
     """Reads the course of a run. Returns None if nothing was written, as by an earlier version.
     What is damaged is left out."""
     group = records.place(run)
-    curve, steps = _array(store, group, CURVE), _array(store, group, STEPS)
+    curve, steps = array_of(store, group, CURVE), array_of(store, group, STEPS)
     if curve is None or steps is None:
         return None
     steps = _sound(steps, Step.STEP, Step.TIME)
@@ -185,6 +193,7 @@ def read(store: Store, run: str) -> Told | None:
     targets, reasons, tiers = (
         (words[name] for name in records.WORDS_OF) if records.are_words(words) else ([], [], [])
     )
+    lives = _lives(store.get(f"{group}/{LIVES}"))
     return Told(
         run,
         width,
@@ -205,13 +214,48 @@ def read(store: Store, run: str) -> Told | None:
                 int(row[Column.NUMBER]),
                 int(row[Column.STEP]),
                 row[Column.TIME],
-                *(int(row[at]) for at in (Column.PID, Column.OPENS, Column.UNCLEAN)),
+                int(row[Column.PID]),
+                int(row[Column.OPENS]),
+                int(row[Column.UNCLEAN]),
+                lives.get(int(row[Column.NUMBER]), Life()),
             )
             for row in _ring(store, group, STARTS)
         ),
-        tuple(_tiers(tiers, _array(store, group, TIERS))),
-        *_totals(_array(store, group, TOTALS)),
+        tuple(
+            Rewound(int(row[Rewind.FROM]), int(row[Rewind.TO]), row[Rewind.TIME])
+            for row in _ring(store, group, REWINDS)
+        ),
+        tuple(_tiers(tiers, array_of(store, group, TIERS))),
+        *_totals(array_of(store, group, TOTALS)),
     )
+
+
+def _lives(stored: Any) -> dict[int, Life]:
+    """Returns the lives by their numbers. Of what a stranger may have written, texts are cut short,
+    and what is of another kind is left out."""
+    found = {}
+    for one in stored[-STARTS[1][0] :] if isinstance(stored, list) else ():
+        if not isinstance(one, dict) or type(number := one.get("number")) is not int:
+            continue
+        after, changed = one.get("after"), one.get("changed")
+        found[number] = Life(
+            after if type(after) is float and 0.0 < after < 2.0**53 else None,
+            changed=tuple(
+                (_text(each[0]), _text(each[1]), _text(each[2]), _text(each[3]))
+                for each in (changed[:CHANGES_MAX] if isinstance(changed, list) else ())
+                if isinstance(each, list) and len(each) == 4
+            ),
+            command=_text(one.get("command"), COMMAND_MAX),
+            **{name: _text(one.get(name)) for name in _TEXTS},
+        )
+    return found
+
+
+_TEXTS = ("host", "revision", "python", "torch", "pmstore", "resume")
+
+
+def _text(value: Any, most: int = records.WORD_MAX) -> str:
+    return value[:most] if isinstance(value, str) else ""
 
 
 def _totals(rows: Rows | None) -> tuple[float, float, float]:
@@ -233,7 +277,7 @@ def _tiers(names: list[str], rows: Rows | None) -> Iterator[Tier]:
 _MAY_BE_INFINITE = (Bucket.LOSS_SUM, Bucket.LOSS_MIN, Bucket.LOSS_MAX)
 
 
-def _array(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> Rows | None:
+def array_of(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> Rows | None:
     """Returns a copy of an array of the group; None if it is not there, or has another shape or
     dtype."""
     name, shape = what
@@ -251,7 +295,7 @@ def _sound(rows: Rows, *columns: int) -> Rows:
 
 def _ring(store: Store, group: str, what: tuple[str, tuple[int, int]]) -> list[list[float]]:
     """Returns the rows of a ring, oldest first. Each begins with its number."""
-    rows = _array(store, group, what)
+    rows = array_of(store, group, what)
     if rows is None:
         return []
     columns = range(5) if what is DECISIONS else range(rows.shape[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
 import warnings
 from collections import deque
@@ -17,17 +16,8 @@ import numpy as np
 from pmstore._engine.inspection import written_bytes
 from pmstore.course import records
 from pmstore.course.buckets import Curve
-from pmstore.course.records import (
-    DECISIONS,
-    STARTS,
-    STEPS,
-    TIERS,
-    TOTALS,
-    WORDS,
-    WORDS_MAX,
-    Step,
-    Total,
-)
+from pmstore.course.lives import Lives, append
+from pmstore.course.records import DECISIONS, STEPS, TIERS, TOTALS, WORDS, WORDS_MAX, Step, Total
 from pmstore.course.stake import Stake
 from pmstore.errors import StoreFullError
 from pmstore.scheduler._models.losses import DeviceLoss
@@ -90,10 +80,7 @@ class Course:
         self._device: DeviceLoss | None = None
         self._device_at = -math.inf
         self._full = False
-        info = store._core.pool.info
-        self._started: tuple[float, ...] | None = (
-            *(time.time(), os.getpid(), info.opens, info.unclean_opens),
-        )
+        self.lives: Lives = Lives(store, self._place)
 
     # ---- what a run calls
 
@@ -269,9 +256,6 @@ class Course:
             max(self._before[Total.STAKE_STEPS], stake.steps),
             rows[-1, Step.STEP],
         )
-        if self._started is not None:
-            self._append(STARTS, [(first - 1, *self._started)])
-            self._started = None
         states = store.tier_states()
         if self._decided or states:
             self._write_coded(states)
@@ -283,6 +267,7 @@ class Course:
         self._steps = self._array(STEPS)
         steps = self._steps[:, Step.STEP]
         self._steps[steps >= first] = 0.0
+        self.lives.write(self._array, first - 1)
         self._curve = Curve(self._store, self._array(records.CURVE), first)
         self._totals = self._array(TOTALS)
         if self._before is None:
@@ -306,14 +291,6 @@ class Course:
             del self._store[path]  # an array of another version
         return self._store.require(path, shape, "float64")
 
-    def _append(self, what: tuple[str, tuple[int, int]], rows: list[tuple[float, ...]]) -> None:
-        """Appends rows to a ring whose rows begin with numbers."""
-        array = self._array(what)
-        number = int(np.nan_to_num(array[:, 0]).max())
-        for row in rows:
-            number += 1
-            array[number % len(array)] = (number, *row)
-
     def _write_coded(self, states: list[TierState]) -> None:
         """Writes decisions, and how far tiers are. Their words are written as places in `words`."""
         path = f"{self._place}/{WORDS}"
@@ -330,7 +307,7 @@ class Course:
             for at, one in self._decided
         ]
         if coded:
-            self._append(DECISIONS, coded)
+            append(self._array(DECISIONS), coded)
         for one in states[: TIERS[1][0]]:
             self._array(TIERS)[_place(tiers, one.name) % TIERS[1][0]] = (
                 *(one.epoch, one.seconds, one.under_way or 0, one.share, one.failed, time.time()),

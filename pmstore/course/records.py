@@ -1,4 +1,4 @@
-"""Says where the course of a run lies in its store: under seven names in `pmstore.course/<run>`,
+"""Says where the course of a run lies in its store: under nine names in `pmstore.course/<run>`,
 about 150 KiB. Those of decisions and tiers are made with the first decision or tier.
 
 `steps`: of the newest 512 steps a row each. That of step s is at s % 512.
@@ -6,11 +6,12 @@ about 150 KiB. Those of decisions and tiers are made with the first decision or 
 When a step comes that is beyond the last one, the buckets are merged in pairs, and the width
 doubles: so a run of any length shows its whole curve, at between 512 and 1024 points.
 `decisions`: the newest 256 commits that a scheduler decided; `starts`: the newest 64 processes.
+`lives`: what they were, a list of dicts (see `pmstore.course.lives`). `rewinds`: the newest 64.
 `tiers`: how far flushes to them were at the last write. `words`: the names of targets and tiers,
 and the reasons, that decisions and `tiers` refer to by their places. `totals`: of the whole run, in
 one row.
 
-All are arrays of float64. Times are seconds since 1970.
+All but `lives` and `words` are arrays of float64. Times are seconds since 1970.
 """
 
 from __future__ import annotations
@@ -89,6 +90,15 @@ class Start(IntEnum):
     UNCLEAN = 5
 
 
+class Rewind(IntEnum):
+    """Columns of `rewinds`: the run went from a step back to another one. NUMBER counts from 1."""
+
+    NUMBER = 0
+    FROM = 1
+    TO = 2
+    TIME = 3
+
+
 class Total(IntEnum):
     """Columns of `totals`, over all processes of the run."""
 
@@ -102,6 +112,12 @@ STEPS = ("steps", (512, len(Step)))
 CURVE = ("curve", (1024, len(Bucket)))
 DECISIONS = ("decisions", (256, len(Decision)))
 STARTS = ("starts", (64, len(Start)))
+REWINDS = ("rewinds", (64, len(Rewind)))
+LIVES = "lives"
+COMMAND_MAX = 2000
+"""How many characters of a command line are kept."""
+CHANGES_MAX = 32
+"""How many changed settings of a life are kept."""
 TIERS = ("tiers", (16, len(Tier)))
 TOTALS = ("totals", (1, len(Total)))
 WORDS = "words"

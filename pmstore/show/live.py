@@ -12,7 +12,8 @@ from rich.text import Text
 
 from pmstore._base.text import counted, printable
 from pmstore.course.reader import Told
-from pmstore.show.curve import curve
+from pmstore.show.curve import curve, thinned
+from pmstore.show.picture import sparkline
 from pmstore.show.snapshot_of_runs import RunState
 from pmstore.show.terminal import wrapped
 from pmstore.show.units import number, seconds, size
@@ -30,6 +31,12 @@ def frame(stores: Sequence[Watched], width: int, height: int, blocks: bool) -> R
     and shades can be shown, or only ASCII."""
     lines = max(3, min(10, height // max(len(stores), 1) - 12))
     return Group(*(_panel(one, width, lines, blocks) for one in stores))
+
+
+_ROOMY = 8
+"""Lines of a curve from which on there is room for more."""
+_OTHERS = 3
+"""Logged values that are drawn there, beside the loss."""
 
 
 def _panel(of: Watched, width: int, lines: int, blocks: bool) -> RenderableType:
@@ -101,6 +108,14 @@ def _run(rows: _Rows, of: Watched, run: RunState, width: int, lines: int, blocks
         last = next(loss for loss in reversed(losses) if loss == loss)
         rows.add("loss", number(last))
         rows.table.add_row("", Text("\n".join(drawn), "green", no_wrap=True))
+    if lines >= _ROOMY:
+        others = [name for name in run.lately if name not in ("loss", "lr")]
+        for at, name in enumerate(others[:_OTHERS]):
+            seen = thinned(run.lately[name], max(width // 3, 10))
+            rows.add(
+                "lately" * (at == 0),
+                f"{sparkline(seen, blocks)} {name} {number(run.lately[name][-1])}",
+            )
     if bad := sum(one.bad for one in whole):
         rows.add("", f"{bad:,} losses were not finite", "red")
     rows.add("commits", commits(course))

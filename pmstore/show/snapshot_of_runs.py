@@ -21,6 +21,7 @@ from pmstore.course.reader import Told, read
 from pmstore.errors import CorruptStoreError, PmstoreError
 from pmstore.objects.containers import Group
 from pmstore.objects.job_record import stored_runs
+from pmstore.show.series import LETTERS
 from pmstore.show.units import moment, number, seconds
 
 if TYPE_CHECKING:
@@ -37,11 +38,13 @@ class RunState:
             or it is not known.
         logged: the newest value of each name that was logged lately.
         rates: the learning rates of the optimizers' groups, each once.
+        epoch_batches: of a data epoch, as the loader's settings have it; None: not known.
         lives: processes that trained it. kills: of these, that were killed, as far as the store's
-            newest openings tell.
+            newest openings tell; killed: their numbers, of those whose starts are known.
         stepped_at: when the last step ended that is committed, Unix time; nan: not known.
         between_seconds: the most that passed between two commits: a kill takes about as much work
             with it, at most; nan: not known.
+        lately: the newest values of the names, oldest first.
         live: the process that attached it last has the store open for writing.
         course: None: the program's version of pmstore kept none.
     """
@@ -54,11 +57,14 @@ class RunState:
     epochs: int | None
     logged: dict[str, float]
     rates: tuple[float, ...]
+    epoch_batches: int | None
     lives: int
     kills: int
+    killed: tuple[int, ...]
     stepped_at: float
     between_seconds: float
     live: bool
+    lately: dict[str, list[float]]
     course: Told | None
 
     def facts(self, rate: float = float("nan")) -> list[str]:
@@ -70,6 +76,8 @@ class RunState:
         still = time.time() - self.stepped_at
         if self.live and rate > 0.0 and still < max(_STILL_SECONDS, 10 / rate):
             told.append(f"{number(rate)} steps a second")
+            if (left := self.seconds_left(rate)) > 0.0:
+                told.append(f"about {seconds(left)} left")
         told += [f"{name} {_figure(value)}" for name, value in self._figures()]
         if self.rates:
             least, most = min(self.rates), max(self.rates)
@@ -85,6 +93,20 @@ class RunState:
             told.append(f"last step {moment(self.stepped_at)}")
         return told
 
+    def seconds_left(self, rate: float = float("nan")) -> float:
+        """Returns how long the loop still trains, if an epoch has as many steps as it had so far;
+        nan: it is not known, or nobody trains. rate: as of `facts`."""
+        if rate != rate and self.course:
+            rate = self.course.rate()
+        done = self.data_epoch + min(1.0, self.batch / (self.epoch_batches or math.inf))
+        if not self.live or not rate > 0.0:
+            return float("nan")
+        if self.steps is not None:
+            return (self.steps - self.step) / rate
+        if self.epochs is None or not done or (self.batch and self.epoch_batches is None):
+            return float("nan")
+        return max(0.0, self.epochs - done) * self.step / done / rate
+
     def _figures(self) -> list[tuple[str, float]]:
         """Returns what the program logged under the names that it used first. If it logged nothing,
         that is the loss that it gave."""
@@ -98,7 +120,8 @@ class RunState:
         """Returns the facts for JSON: without the course. What is not known is None; a logged
         number that is not finite is text."""
         told = {field.name: getattr(self, field.name) for field in fields(self)}
-        del told["course"]
+        del told["course"], told["killed"], told["lately"]
+        told["seconds_left"] = self.seconds_left()
         told["rates"] = list(self.rates)
         told["logged"] = {
             name: value if math.isfinite(value) else str(value)
@@ -170,12 +193,13 @@ def run_states(store: Store, info: Info) -> list[RunState]:
     """
     names = runs(store)
     courses = {name: read(store, name) for name in names}
-    killed = _killed(courses, info)
+    killed, older = _killed(courses, info)
     writers = lock_holders(info.path, writing=True) if info.recovery.live else []
     found = []
     for name, course in courses.items():
         step, data_epoch, batch, _ = (int(number) for number in store[f"{name}/progress"])
         steps, epochs = _ends(store, name, step, data_epoch)
+        lately = _lately(store, name)
         starts = course.starts if course else ()
         last = next(reversed(list(course.whole())), None) if course else None
         found.append(
@@ -186,40 +210,47 @@ def run_states(store: Store, info: Info) -> list[RunState]:
                 batch,
                 steps,
                 epochs,
-                _logged(store, name),
+                {one: values[-1] for one, values in lately.items()},
                 _rates(store, f"{name}/optimizer"),
+                _epoch_batches(store, name),
                 starts[-1].number if starts else 0,
-                killed[name],
+                older[name] + len(killed[name]),
+                tuple(killed[name]),
                 last.time if last else float("nan"),
                 course.stake_seconds if course else float("nan"),
                 bool(starts) and starts[-1].pid in writers,
+                lately,
                 course,
             )
         )
     return found
 
 
-def _killed(courses: Mapping[str, Told | None], info: Info) -> dict[str, int]:
-    """Counts the lives of each run that were killed. A life ended by a kill if there was one before
-    the next life of any run of the store. So one of a run that is not known takes its place."""
-    found = dict.fromkeys(courses, 0)
-    lives: dict[int, list[str]] = defaultdict(list)  # by the opening of the store
+def _killed(
+    courses: Mapping[str, Told | None], info: Info
+) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """Returns the lives of each run that were killed; and how many that are no longer known. A life
+    ended by a kill if there was one before the next life of any run of the store. So one of a run
+    that is not known takes its place."""
+    found: dict[str, list[int]] = {name: [] for name in courses}
+    older = dict.fromkeys(courses, 0)
+    lives: dict[int, dict[str, int]] = defaultdict(dict)  # by the opening of the store
     before: dict[int, int] = {}  # kills of its writers, up to that opening
     for name, course in courses.items():
         starts = course.starts if course else ()
         for start in starts:
-            lives[start.opens].append(name)
+            lives[start.opens][name] = start.number
             before[start.opens] = start.unclean_opens
         if len(courses) == 1 and starts and starts[0].number > 1:
-            found[name] = starts[0].unclean_opens  # of lives whose starts are no longer known
+            older[name] = starts[0].unclean_opens
     recovery = info.recovery
     now = info.unclean_opens + (not (recovery.live or recovery.clean or recovery.created))
     openings = sorted(lives)
     for opening, following in zip(openings, [*openings[1:], None], strict=False):
         if (now if following is None else before[following]) > before[opening]:
-            for name in dict.fromkeys(lives[opening]):
-                found[name] += 1
-    return found
+            for name, life in lives[opening].items():
+                found[name].append(life)
+    return found, older
 
 
 def _count(value: object) -> int:
@@ -246,23 +277,71 @@ def _ends(store: Store, name: str, step: int, data_epoch: int) -> tuple[int | No
         return None, None
 
 
-def _logged(store: Store, run: str) -> dict[str, float]:
-    """Returns the newest value of each name, in the order of first use."""
+def settings(store: Store, run: str) -> dict[str, str]:
+    """Returns the settings that the program gave to the run last, by name."""
+    given: Any = store.get(f"{run}/given")
+    pieces = given.get("settings") if isinstance(given, dict) else None
+    found: dict[str, str] = {}
+    for piece, held in pieces.items() if isinstance(pieces, dict) else ():
+        if not isinstance(held, dict):
+            continue
+        if piece == "trainable":
+            frozen = sum(one is False for one in held.values())
+            found["frozen tensors"] = f"{frozen:,} of {len(held):,}"
+            continue
+        groups = held.get("groups")
+        for group in groups if isinstance(groups, list) else ():
+            for name, value in group.items() if isinstance(group, dict) else ():
+                if value is not None and name != "initial_lr":
+                    told = found.get(f"{piece}.{name}", "").split(", ")
+                    several = dict.fromkeys([*filter(None, told), _short(value)])
+                    found[f"{piece}.{name}"] = ", ".join(several)
+        for name, value in held.items():
+            if name != "groups":
+                found[f"{piece}.{name}"] = _short(value)
+    return {name[:LETTERS]: found[name] for name in islice(found, _SETTINGS)}
+
+
+_SETTINGS = 256
+"""Settings that are told, at most."""
+
+
+def _short(value: object) -> str:
+    try:
+        return str(value)[:LETTERS]
+    except ValueError:  # a number of thousands of digits
+        return "?"
+
+
+def _epoch_batches(store: Store, run: str) -> int | None:
+    told = settings(store, run)
+    try:
+        if "loader.length" in told:
+            return int(told["loader.length"]) or None
+        samples, size = (int(told[f"loader.{name}"]) for name in _SIZES)
+        whole = told.get("loader.drop_last") == "True"
+        return (samples // size if whole else -(-samples // size)) or None
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None
+
+
+_SIZES = ("samples of a data epoch", "batch_size")
+
+
+def _lately(store: Store, run: str) -> dict[str, list[float]]:
+    """Returns the newest values of each name, oldest first, in the order of first use."""
     names = names_of(store, run)
-    found: dict[int, float] = {}
+    found: dict[int, list[float]] = {}
     for rows in islice(arrays_of(store, run, newest=True), _LOOKS):
-        for _, name, value in rows[::-1].tolist():
-            if 1.0 <= name <= len(names):
-                found.setdefault(int(name), value)
-        if len(found) == len(names):
-            break
-    return {name[:_LETTERS]: found[at] for at, name in enumerate(names, 1) if at in found}
+        for place in np.unique(rows[:, 1]).tolist():
+            if 1.0 <= place <= len(names):
+                values = rows[rows[:, 1] == place, 2].tolist()
+                found[int(place)] = values + found.get(int(place), [])
+    return {name[:LETTERS]: found[at] for at, name in enumerate(names, 1) if at in found}
 
 
-_LETTERS = 80
-"""Of a name, as it is told."""
 _LOOKS = 8
-"""Arrays of the log that are looked through for a name that is logged seldom."""
+"""Arrays of the log that are looked through."""
 
 
 def _rates(store: Store, place: str) -> tuple[float, ...]:

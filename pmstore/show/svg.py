@@ -1,87 +1,62 @@
-"""Charts as SVG, drawn by a few lines: axes, lines, bands, marks. Colours are the page's."""
+"""Charts as SVG. Curves stretch with the page; texts and the width of lines do not. Colours are the
+page's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
+from typing import Any
 
-from pmstore.show.units import is_logarithmic
+import numpy as np
 
-WIDTH, HEIGHT = 640, 240
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 34
-MARKS_MOST = 400
+from pmstore.show.series import Series
+from pmstore.show.units import is_logarithmic, number, seconds, size
 
-
-@dataclass(frozen=True)
-class Line:
-    """A curve in a chart, with the band that it is the middle of. A value that is not finite is a
-    gap."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    kind: str = "a"
-    """Its colour: a class of the page's."""
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
-class Marks:
-    """Upright lines at places on the x axis: short ones at its foot, or of the whole height. label:
-    for the legend; "": other marks have said it."""
-
-    label: str
-    x: Sequence[float]
-    kind: str
-    whole: bool = False
-    titles: Sequence[str] = ()
+WIDTH, HEIGHT = 4000, 1000
+"""Of the box that curves are drawn in: it is stretched."""
+COLOURS, DASHES = 8, 3
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its axes, lines and marks. logarithmic: None: it is so if the values are
-    positive, and some are far apart."""
+    """Curves over the steps, in one chart.
+
+    Attributes:
+        lines: for each run its number, title and series.
+        unit: "s" of seconds, "B" of bytes. zero: the axis begins at 0, unless it is logarithmic.
+    """
 
     name: str
     title: str
-    x_title: str
-    y_title: str
-    lines: Sequence[Line]
-    marks: Sequence[Marks] = ()
-    x_text: Callable[[float], str] = str
-    y_text: Callable[[float], str] = str
-    logarithmic: bool | None = None
+    lines: Sequence[tuple[int, str, Series]]
+    unit: str = ""
     zero: bool = False
-    """The y axis begins at 0, unless it is logarithmic."""
-    binary: bool = False
-    """It counts bytes."""
-    texts: Sequence[str] = ()
-    """What each point of the first line says, to who asks for it."""
 
-    @property
-    def empty(self) -> bool:
-        return not any(_finite(line.x, line.y) for line in self.lines)
+    def text(self, value: float) -> str:
+        """Writes a value for people."""
+        if not math.isfinite(value):
+            return str(value)
+        return {"s": seconds, "B": size}.get(self.unit, number)(value)
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Maps the values of an axis to places in the drawing."""
+class Axis:
+    """Maps values to places in the box. low, high: of the values, or of their logarithms."""
 
     low: float
     high: float
-    start: float
-    end: float
     logarithmic: bool = False
     binary: bool = False
 
-    def __call__(self, value: float) -> float:
-        if self.logarithmic:
-            value = math.log10(value) if value > 0.0 else -math.inf
-        share = (value - self.low) / (self.high - self.low)
-        return self.start + (self.end - self.start) * min(max(share, -0.05), 1.05)
+    def share(self, values: Any) -> Any:
+        """Returns where the values are, from 0 at the low end to 1 at the high one."""
+        with np.errstate(all="ignore"):
+            values = np.log10(values) if self.logarithmic else np.asarray(values, np.float64)
+            share = (values - self.low) / (self.high - self.low)
+            return np.nan_to_num(share, nan=-1.0).clip(-1.0, 2.0)
 
     def ticks(self) -> list[float]:
         if self.logarithmic:
@@ -108,145 +83,149 @@ def _nice(step: float) -> float:
     return next(ten * n for n in (1, 2, 5, 10) if ten * n >= step * (1 - 1e-9))
 
 
-def _finite(*values: Sequence[float]) -> list[tuple[float, ...]]:
-    return [one for one in zip(*values, strict=True) if all(map(math.isfinite, one))]
+def look(run: int) -> str:
+    """Returns the classes of a run's colour and dashes."""
+    return f"c{run % COLOURS} d{run // COLOURS % DASHES}"
 
 
-def scales(chart: Chart) -> tuple[Scale, Scale]:
-    """Returns the scales of x and y. REQUIRES: the chart is not empty."""
-    xs = [x for line in chart.lines for x, _ in _finite(line.x, line.y)]
-    ys = [
-        y
-        for line in chart.lines
-        for row in (line.y, line.low, line.high)
-        for y in row
-        if math.isfinite(y)
-    ]
-    low, high = min(ys), max(ys)
-    logarithmic = chart.logarithmic
-    if logarithmic is None:
-        logarithmic = is_logarithmic(low, high)
-    if logarithmic:
-        low, high = math.log10(low), math.log10(high)
-    elif chart.zero:
-        low = min(low, 0.0)
-    low, high = _apart(low, high)
-    room = (high - low) * 0.04
-    low = low if chart.zero and not logarithmic else low - room
-    x = Scale(*_apart(min(xs), max(xs)), LEFT, WIDTH - RIGHT)
-    return x, Scale(low, high + room, HEIGHT - BOTTOM, TOP, logarithmic, chart.binary)
+def steps_axis(lines: Iterable[Series]) -> Axis:
+    """Returns the axis of steps that all charts of a page share."""
+    ends = [float(one.step[at]) for one in lines if one.step.size for at in (0, -1)]
+    low, high = min([0.0, *ends]), max([1.0, *ends])
+    return Axis(low, high)
+
+
+def axes(chart: Chart) -> tuple[Axis, Axis | None, bool]:
+    """Returns the axis of the values, the logarithmic one if it can be, and whether that reads
+    better: where values are far apart, and most of them are small. Few points whose least or
+    greatest value lies far off do not say how far the axis goes."""
+    values, lows, highs = (
+        np.sort(np.concatenate([np.zeros(0), *(getattr(one, name) for _, _, one in chart.lines)]))
+        for name in ("value", "low", "high")
+    )
+    if not values.size:
+        return Axis(0.0, 1.0), None, False
+    few = len(values) // 50
+    first, last = float(values[0]), float(values[-1])
+    low, high = min(first, float(lows[few])), max(last, float(highs[-1 - few]))
+    by_log, better = None, False
+    if first > 0.0:
+        ends = _apart(math.log10(first), math.log10(high))
+        by_log = Axis(max(ends[0], -307.0), min(ends[1], 307.0), logarithmic=True)
+        small = float(values[len(values) // 2]) < first + last / 4
+        better = small and not chart.zero and is_logarithmic(first, last)
+    ends = _apart(min(low, 0.0) if chart.zero else low, high)
+    return Axis(*ends, binary=chart.unit == "B"), by_log, better
+
+
+_MOST = 7e307
+"""Of the ends of an axis: what lies between them is a number, too."""
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    """Returns the ends of an axis; two that are the same get some room between them."""
-    if high - low > 1e-12 * max(abs(low), abs(high), 1e-300):
-        return low, high
-    room = abs(low) * 0.5 or 0.5
-    return low - room, high + room
+    """Returns the ends of an axis, with some room around the values; none below 0."""
+    low, high = max(low, -_MOST), min(high, _MOST)
+    room = (high - low) * 0.04
+    if room <= 1e-12 * max(abs(low), abs(high), 1e-300):
+        room = abs(low) * 0.5 or 0.5
+    return low - room * (low != 0.0), high + room
 
 
-def draw(chart: Chart) -> str:
-    """Returns the svg element of the chart."""
-    if chart.empty:
-        return '<p class="none">Nothing was recorded.</p>'
-    x, y = scales(chart)
-    foot, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    rows = [(_at(y(tick)), escape(chart.y_text(tick))) for tick in y.ticks()]
-    columns = [(_at(x(tick)), escape(chart.x_text(tick))) for tick in x.ticks()]
-    parts = (
-        (
-            f'<svg id="{chart.name}" class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" tabindex="0" '
-            f'role="img" aria-label="{escape(_summary(chart))}">'
-        ),
-        *(f'<path class="grid" d="M{LEFT} {at}H{right}"/>' for at, _ in rows),
-        *(
-            f'<text class="tick end" x="{LEFT - 6}" y="{at}" dy=".32em">{text}</text>'
-            for at, text in rows
-        ),
-        *(f'<text class="tick mid" x="{at}" y="{foot + 15}">{text}</text>' for at, text in columns),
-        f'<path class="axis" d="M{LEFT} {foot}H{right}"/>',
-        *(_marks(marks, x) for marks in chart.marks),
-        *(_line(line, x, y) for line in chart.lines),
-        f'<text class="tick end" x="{right}" y="{HEIGHT - 4}">{escape(chart.x_title)}</text>',
-        '<path class="cursor" d=""/><circle class="cursor" r="0"/></svg>',
+def draw(chart: Chart, steps: Axis) -> str:
+    """Returns the svg element of the chart; the page has the marks that lie over its curves."""
+    plain, by_log, better = axes(chart)
+    y = by_log if by_log is not None and better else plain
+    curves = "".join(_curve(run, one, steps, y) for run, _, one in chart.lines)
+    said = "; ".join(_summary(chart, name, one) for _, name, one in chart.lines[:8])
+    return (
+        f'<svg id="{chart.name}" class="chart" tabindex="0" role="img" '
+        f'aria-label="{escape(f"{chart.title}. {said}. Arrow keys read the points.")}">'
+        f"{_rows(plain, chart, y is plain)}{_rows(by_log, chart, y is by_log)}{_columns(steps)}"
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none">'
+        f"{curves}</svg>"
+        '<use href="#marks"/><line class="cursor" y1="0" y2="100%"/></svg>'
     )
-    return "".join(parts)
 
 
-def points(chart: Chart) -> dict[str, list[object]]:
-    """Returns where the points of the chart's first line are in the drawing, and what they say."""
-    if chart.empty:
-        return {"x": [], "y": [], "text": []}
-    x, y = scales(chart)
-    places: list[object] = []
-    heights: list[object] = []
-    texts: list[object] = []
-    line = chart.lines[0]
-    for place, (a, b) in enumerate(zip(line.x, line.y, strict=True)):
-        if math.isfinite(a) and math.isfinite(b):
-            places.append(round(x(a), 1))
-            heights.append(round(y(b), 1))
-            texts.append(chart.texts[place])
-    return {"x": places, "y": heights, "text": texts}
+def _rows(axis: Axis | None, chart: Chart, shown: bool) -> str:
+    if axis is None:
+        return ""
+    told = "".join(
+        f'<line class="rule" x2="100%" y1="{at:.2f}%" y2="{at:.2f}%"/>'
+        f'<text class="end" x="-7" y="{at:.2f}%" dy=".35em">{escape(_tick(chart, tick))}</text>'
+        for tick in axis.ticks()
+        for at in (100 - 100 * float(axis.share(tick)),)
+    )
+    kind = "log" if axis.logarithmic else "plain"
+    return f'<g class="{kind}"{"" if shown else " hidden"}>{told}</g>'
 
 
-def _line(line: Line, x: Scale, y: Scale) -> str:
-    drawn = ""
-    if line.low:
-        band = _finite(line.x, line.low, line.high)
-        upper = " ".join(f"{_at(x(a))} {_at(y(high))}" for a, _, high in band)
-        lower = " ".join(f"{_at(x(a))} {_at(y(low))}" for a, low, _ in reversed(band))
-        drawn = f'<path class="band {line.kind}" d="M{upper} {lower}Z"/>' if band else ""
-    path, gap, last = [], True, None
-    for a, b in zip(line.x, line.y, strict=True):
-        if not (math.isfinite(a) and math.isfinite(b)):
-            gap = True
-            continue
-        here = f"{_at(x(a))} {_at(y(b))}"
-        if here != last:
-            path.append(f"{'M' if gap else 'L'}{here}")
-        gap, last = False, here
-    alone = len(path) == 1
-    if alone:  # a lone point is a dot
-        path.append("h0")
-    return drawn + f'<path class="line {line.kind}{" dot" * alone}" d="{"".join(path)}"/>'
+def _tick(chart: Chart, value: float) -> str:
+    return chart.text(value) if chart.unit or abs(value) < 1e5 else f"{value:.4g}"
 
 
-def _marks(marks: Marks, x: Scale) -> str:
-    foot = HEIGHT - BOTTOM
-    height = foot - TOP if marks.whole else 7
-    inside = [
-        (at, title)
-        for at, title in zip(marks.x, marks.titles or [""] * len(marks.x), strict=True)
-        if x.low <= at <= x.high
-    ]
-    places = {}  # one mark for each place that can be told from others
-    for at, title in inside:
-        places[f"{x(at):.0f}" if len(inside) > MARKS_MOST else _at(x(at))] = title
-    if marks.titles:
-        return "".join(
-            f'<path class="mark {marks.kind}" d="M{at} {foot}v-{height}"><title>{escape(title)}'
-            "</title></path>"
-            for at, title in places.items()
-        )
-    path = "".join(f"M{at} {foot}v-{height}" for at in places)
-    return f'<path class="mark {marks.kind}" d="{path}"/>'
+def _columns(steps: Axis) -> str:
+    return "".join(
+        f'<text class="mid{" odd" * (number % 2)}" x="{100 * float(steps.share(tick)):.2f}%" '
+        f'y="100%" dy="1.5em">{_short(tick)}</text>'
+        for number, tick in enumerate(steps.ticks())
+    )
 
 
-def _at(place: float) -> str:
-    return f"{place:.1f}".removesuffix(".0")
+def _short(step: float) -> str:
+    """Returns a number of steps in few letters."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if step >= unit and step % (unit / 10) == 0:
+            return f"{step / unit:g}{name}"
+    return f"{step:g}"
 
 
-def _summary(chart: Chart) -> str:
-    """Describes the chart in words, for people who hear it instead of seeing it."""
-    told = []
-    for line in chart.lines:
-        points = _finite(line.x, line.y)
-        if points:
-            values = [y for _, y in points]
-            told.append(
-                f"{line.label}: {len(points)} points, from {chart.y_text(values[0])} to "
-                f"{chart.y_text(values[-1])}, least {chart.y_text(min(values))}, greatest "
-                f"{chart.y_text(max(values))}"
-            )
-    return f"{chart.title}. {'; '.join(told)}. Arrow keys read the points."
+def _curve(run: int, of: Series, steps: Axis, y: Axis) -> str:
+    """Draws the curve of a run, and what its points stand for as a band behind it."""
+    if not of.value.size:
+        return f'<g class="r{run}"></g>'
+    x = np.rint(steps.share(of.step) * WIDTH).astype(int).tolist()
+    value, low, high = (
+        np.rint((1.0 - y.share(one)) * HEIGHT).astype(int).tolist()
+        for one in (of.value, of.low, of.high)
+    )
+    band = ""
+    if low != high:
+        around = (*zip(x, high, strict=True), *zip(x[::-1], low[::-1], strict=True))
+        band = f'<path class="band" d="M{" ".join(map(str, chain(*around)))}Z"/>'
+    line = " ".join(map(str, chain(*zip(x, value, strict=True))))
+    alone = "h0" if len(x) == 1 else ""
+    return f'<g class="r{run} {look(run)}">{band}<path class="line" d="M{line}{alone}"/></g>'
+
+
+def points(chart: Chart) -> dict[str, Any]:
+    """Returns the points of the chart's curves, and its axes, for the script of the page."""
+    plain, by_log, better = axes(chart)
+    return {
+        "plain": [plain.low, plain.high],
+        "log": by_log and [by_log.low, by_log.high],
+        "better": better,
+        "unit": chart.unit,
+        "lines": [
+            {
+                "run": run,
+                "x": one.step.astype(int).tolist(),
+                "y": _rounded(one.value),
+                **({"low": _rounded(one.low), "high": _rounded(one.high)} if _wide(one) else {}),
+            }
+            for run, _, one in chart.lines
+        ],
+    }
+
+
+def _wide(of: Series) -> bool:
+    return bool((of.low < of.high).any())
+
+
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.5g}") for value in values.tolist()]
+
+
+def _summary(chart: Chart, name: str, of: Series) -> str:
+    last, least, most = map(chart.text, (of.last, *of.ends))
+    return f"{name}: {len(of.step)} points, last {last}, from {least} to {most}"

@@ -185,6 +185,7 @@ def attach(
             steps = _begin(store, name, program, resume, first)
         try:
             steps.use(Schedule(store, name, steps.progress, rule, tiers, guard))
+            steps.course.lives.told |= {"torch": str(torch.__version__), "resume": repr(resume)}
         except BaseException:
             steps.detach()
             raise
@@ -280,19 +281,20 @@ def _resume(
                 f"under {name}/model are whole: load them into a new run, or restore an older state"
             )
         if first is None:
-            adapt(store, name, program, resume)
+            changed = adapt(store, name, program, resume)
             pieces = _checked(store, name, program)
         else:
             # Mirrors of the program's own would be committed when the block begins, and a job's
             # store could not commit again when it is left.
             aside = nullcontext() if store._mirrors is None else store._mirrors.aside()
             with aside, store.transaction():
-                adapt(store, name, program, resume)
+                changed = adapt(store, name, program, resume)
                 pieces = _checked(store, name, program)
                 first()
         for binding in pieces.bindings:
             binding.open()
         steps = Steps(store, name, pieces, progress)
+        steps.course.lives.told["changed"] = changed
         steps.bind(resumed=True)
         if progress.loops:
             # whether steps by hand are left is not known: their head goes on where the run is

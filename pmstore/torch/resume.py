@@ -78,6 +78,10 @@ class Resume:
                 takes = " or ".join(f'"{one}"' for one in _ACCEPTED[name])
                 raise ValueError(f"Resume({name}={value!r}): it takes {takes}")
 
+    def __repr__(self) -> str:
+        chosen = ", ".join(f'{name}="{value}"' for name, value in self.chosen().items())
+        return f"Resume({chosen})"
+
     def chosen(self) -> dict[str, str]:
         """What is answered, by field; plain data."""
         answers = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from typer.testing import CliRunner
 import pmstore
 from pmstore.commands.application import app
 from pmstore.commands.table import TABLE
+from pmstore.course import read
+from pmstore.show.snapshot_of_runs import RunState
+from pmstore.show.units import seconds
 
 torch = pytest.importorskip("torch")
 attach = pytest.importorskip("pmstore.torch").attach
@@ -75,6 +79,8 @@ def test_info_begins_with_the_run(trained: Path) -> None:
     assert state["data_epoch"] == (0 if by_steps else 3)
     assert state["logged"] == {"accuracy": STEPS / 100, "loss": STEPS, "once": 7.5}
     assert state["rates"] == [0.25 * 0.5**2]
+    assert state["epoch_batches"] == (None if by_steps else 4)
+    assert state["seconds_left"] is None  # nobody trains
     assert (state["lives"], state["kills"]) == (1, 0)
     assert 0 <= time.time() - state["stepped_at"] < 3600
     first, *rest = run("info", trained).splitlines()
@@ -88,6 +94,30 @@ def test_info_begins_with_the_run(trained: Path) -> None:
     assert [line.split()[0] for line in rest] == ["path", "domain", "content", "recovery"]
     every = [line.split()[0] for line in run("info", "--all", trained).splitlines()]
     assert every == ["run", "path", "domain", "epoch", "content", "opened", "recovery", "heap"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "batches", "at", "left"),
+    [
+        (80, None, None, (0, 0), 3.0),
+        (50, None, None, (0, 0), 0.0),
+        (None, 10, 10, (2, 5), 15.0),  # 20 steps an epoch: 2 of a batch
+        (None, 10, None, (2, 0), 20.0),
+        (None, 10, None, (2, 5), math.nan),
+        (None, 10, 10, (0, 0), math.nan),
+        (None, None, 10, (2, 5), math.nan),
+    ],
+)
+def test_how_long_is_left(
+    steps: int | None, epochs: int | None, batches: int | None, at: tuple[int, int], left: float
+) -> None:
+    """Of a run at step 50, with ten steps a second."""
+    rest = ({}, (), batches, 1, 0, (), time.time(), math.nan)
+    state = RunState("run", 50, *at, steps, epochs, *rest, True, {}, None)
+    assert state.seconds_left(10.0) == pytest.approx(left, nan_ok=True)
+    told = [one for one in state.facts(10.0) if "left" in one]
+    assert told == ([f"about {seconds(left)} left"] if left > 0.0 else [])
+    assert math.isnan(replace(state, live=False).seconds_left(10.0))
 
 
 def test_lives_and_kills_are_counted(shm: Path) -> None:
@@ -108,6 +138,46 @@ def test_lives_and_kills_are_counted(shm: Path) -> None:
     (state,) = json.loads(run("info", path, "--json"))["runs"]
     assert (state["lives"], state["kills"]) == (3, 3)
     assert "3 lives, 3 kills" in run("info", path)
+
+
+def test_each_life_is_told_also_after_a_rewind(shm: Path) -> None:
+    """Those that are not in the state that the run was taken back to, too."""
+
+    def life(work: Any, rate: float = 0.5, **more: Any) -> Any:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        with pmstore.open(shm / "run.pm") as store:
+            work(attach(store, model=model, optimizer=optimizer, **more))
+            return read(store, "run")
+
+    def go(run: Any) -> None:
+        for _ in range(3):
+            with run.next_step():
+                run.log(loss=run.step)
+        run.commit()
+
+    def keep(run: Any) -> None:
+        go(run)
+        run.keep("early")
+        go(run)
+
+    def back(run: Any) -> None:
+        run.rewind(to="early")
+        go(run)
+        run.rewind(to="early")
+        go(run)
+
+    life(keep)
+    life(go)
+    life(back)
+    told = life(go, 0.25, resume=pmstore.torch.Resume(lr="program"))
+    assert [(one.number, one.step) for one in told.starts] == [(1, 0), (2, 6), (3, 9), (4, 6)]
+    assert [(one.step, one.to) for one in told.rewinds] == [(9, 3), (6, 3)]
+    assert [one.life.resume for one in told.starts] == ["Resume()"] * 3 + ['Resume(lr="program")']
+    assert told.starts[3].life.changed == (
+        ("lr of the optimizer, group 0", "0.5", "0.25", 'lr="program"'),
+    )
+    assert {one.life.torch for one in told.starts} == {str(torch.__version__)}
 
 
 def test_kills_are_of_the_run_that_was_trained(shm: Path) -> None:
@@ -234,6 +304,9 @@ def test_ls_hides_no_run_and_nothing_of_the_programs(shm: Path) -> None:
         ("optimizer/groups/value", [{"lr": "high"}, 3, {"lr": math.inf}]),
         ("optimizer", 1),
         ("log", 1),
+        ("given", 7),
+        ("given", {"settings": {"loader": 1, "optimizer": {"groups": [{"lr": 10**5000}, 2]}}}),
+        ("given", {"settings": {"loader": {"length": "x", "batch_size": 0}, "trainable": []}}),
     ],
 )
 def test_what_a_stranger_wrote_there_ends_no_answer(shm: Path, name: str, value: Any) -> None:

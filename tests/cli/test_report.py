@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("rich")
@@ -21,12 +24,15 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import pmstore
+from pmstore._engine.reports import JobState
 from pmstore.commands.application import app
-from pmstore.course import Course, Told, read
-from pmstore.show.report import BYTES_MOST, Reported, report
-from pmstore.show.snapshot_of_runs import gather, tier_contents
+from pmstore.course import Course, Start, Told, read
+from pmstore.course.reader import Life
+from pmstore.course.records import Step
+from pmstore.show import series
+from pmstore.show.report import BYTES_MOST, report, reported
 from pmstore.show.units import moment, number, size
-from tests.courses import begin, made, train
+from tests.courses import begin, log, made, train
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -36,36 +42,32 @@ def run(*arguments: object) -> Any:
 
 
 class Page(HTMLParser):
-    """Tables by their captions, and texts of elements by id."""
+    """Tables by their captions."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tables: dict[str, list[list[str]]] = {}
-        self.texts: dict[str, str] = {}
-        self._caption, self._open = "", ""
-        self._last: list[tuple[str, str]] = []
+        self._caption, self._open, self._cell = "", "", False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: Any) -> None:
-        known = dict(attributes)
         self._open = tag
-        self._last.append((tag, known.get("id") or ""))
         if tag == "tr" and self._caption:
             self.tables[self._caption].append([])
+        elif tag in ("td", "th"):
+            self._cell = True
+            self.tables[self._caption][-1].append("")
 
     def handle_data(self, data: str) -> None:
         if self._open == "caption":
             self._caption = data
             self.tables.setdefault(data, [])
-        elif self._open in ("td", "th"):
-            self.tables[self._caption][-1].append(data)
-        elif self._last and self._last[-1][1]:
-            self.texts[self._last[-1][1]] = self.texts.get(self._last[-1][1], "") + data
+        elif self._cell:
+            self.tables[self._caption][-1][-1] += data
 
     def handle_endtag(self, tag: str) -> None:
         self._open = ""
-        while self._last and self._last.pop()[0] != tag:
-            pass
+        self._cell = self._cell and tag not in ("td", "th")
 
 
 def embedded(text: str) -> Any:
@@ -86,44 +88,138 @@ def told(path: Path) -> Told:
     return found
 
 
-def test_numbers_are_the_stores(stores: list[Path], tmp_path: Path) -> None:
-    answer = run(*stores, "-o", tmp_path / "r.html")
-    assert answer.exit_code == 0, answer.output
-    text = (tmp_path / "r.html").read_text()
-    data = embedded(text)
-    for rank, path in enumerate(stores):
-        of = told(path)
-        with pmstore.open(path, mode="r") as store:
-            info = store.info()
-        shown = data["stores"][rank]
-        for name in ("epoch", "used_bytes", "file_bytes", "opens", "unclean_opens", "domain"):
-            assert shown[name] == getattr(info, name)
-        assert shown["runs"][0]["step"] == 300 + 100 * rank
-        assert shown["runs"][0]["commits"] == sum(one.commits for one in of.whole())
-        assert shown["runs"][0]["decisions"] == len(of.decisions) > 20
-        points = data["charts"][f"loss-{rank}"]["text"]
-        assert len(points) == 300 + 100 * rank
-        for one, point in zip(of.whole(), points, strict=True):
-            assert point.startswith(f"step {one.last:,}: loss {number(one.loss)}")
-    page = Page(text)
-    overview = page.tables["Stores and runs"]
-    assert [row[:3] for row in overview[1:]] == [
-        ["rank0.pm", "run", "300"],
-        ["rank1.pm", "run", "400"],
-    ]
+def logging(path: Path, rate: float, steps: int = 300, **settings: Any) -> Path:
+    """A run that logged two values, with its settings."""
+    with begin(path) as store:
+        course = Course(store, "run")
+        train(store, course, steps)
+        loss = [(step, math.exp(-rate * step)) for step in range(1, steps + 1)]
+        log(
+            store, {"loss": loss, "accuracy": [(step, step / steps) for step in range(9, steps, 9)]}
+        )
+        given = {"optimizer": {"class": "SGD", "groups": [{"lr": rate, "fused": None}]}, **settings}
+        store["run/given"] = {"settings": given, "resume": {}}
+    return path
 
 
-def test_every_decision_is_marked(tmp_path: Path) -> None:
-    """The newest ones with what they were."""
-    path = made(tmp_path / "run.pm", 1200)
+def test_curves_are_what_was_logged(tmp_path: Path) -> None:
+    path = logging(tmp_path / "run.pm", 0.01)
     assert run(path, "-o", tmp_path / "r.html").exit_code == 0
     text = (tmp_path / "r.html").read_text()
-    decisions = told(path).decisions
-    assert len(decisions) > 100
-    marks = re.findall(r'<path class="mark decision" d="([^"]*)"(/?)>', text)
-    assert "".join(path for path, _ in marks).count("M") == len(decisions)
-    assert len([path for path, alone in marks if not alone]) == 64
-    assert text.count("decided by the scheduler</span>") == 1
+    data, page = embedded(text), Page(text)
+    assert page.tables["Logged values"][1:] == [
+        ["loss", number(math.exp(-3.0)), number(math.exp(-3.0)), number(math.exp(-0.01))],
+        ["accuracy", "0.99", "0.03", "0.99"],
+    ]
+    assert list(data["charts"]) == ["chart-0", "chart-1", "chart-2", "cost", "bytes"]
+    (loss,) = data["charts"]["chart-0"]["lines"]
+    assert loss["x"] == list(range(1, 301))
+    assert loss["y"] == pytest.approx([math.exp(-0.01 * step) for step in loss["x"]], rel=1e-4)
+    (accuracy,) = data["charts"]["chart-1"]["lines"]
+    assert accuracy["x"] == list(range(9, 300, 9))
+    (state,) = data["runs"]
+    assert (state["step"], state["logged"]["accuracy"]) == (300, 0.99)
+    assert "step 300 \N{MIDDLE DOT} loss" in text
+    assert ("optimizer.lr", "0.01") in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text)
+
+
+def test_a_long_run_is_thinned_with_what_it_stands_for(tmp_path: Path) -> None:
+    values = np.sin(np.arange(20_000.0)) + 2.0
+    values[777], values[778:780] = 9.0, np.nan
+    with begin(tmp_path / "run.pm") as store:
+        log(store, {"loss": list(enumerate(values.tolist(), 1)), "one": [(7, -1.0)]})
+        one = reported(store)
+    data = embedded(report([one]))
+    (line,) = data["charts"]["chart-0"]["lines"]
+    assert 300 < len(line["x"]) <= 600
+    assert (line["x"][-1], max(line["high"]), min(line["low"])) == (20_000, 9.0, 1.0)
+    assert all(
+        low <= mean <= high
+        for low, mean, high in zip(line["low"], line["y"], line["high"], strict=True)
+    )
+    assert np.mean(line["y"]) == pytest.approx(np.nanmean(values), rel=1e-3)
+    assert "2 of its values were not finite" in report([one])
+
+
+def test_speed_leaves_out_the_time_between_two_lives(tmp_path: Path) -> None:
+    life = [Start(n, 100 * n - 100, 1000.0 * n, 1, n, 0, Life(1000.0 * n - 900)) for n in (1, 2)]
+    steps = np.zeros((200, len(Step)))
+    steps[:, Step.STEP] = np.arange(1, 201)
+    steps[:, Step.TIME] = np.arange(1001, 1201) + np.repeat((0, 900), 100)
+    rest = [float("nan")] * 3
+    course = Told("run", 1, (), steps, (), tuple(life), (), (), *rest)
+    assert series.of_course(course)[series.SPEED].value == pytest.approx(1.0, rel=1e-6)
+
+
+def test_several_runs_side_by_side(tmp_path: Path) -> None:
+    rates = (0.5, 0.003, 0.1)
+    paths = [
+        logging(tmp_path / f"{rate}" / "run.pm", rate)
+        for rate in rates
+        if not (tmp_path / f"{rate}").mkdir()
+    ]
+    assert run(*paths, "-o", tmp_path / "r.html").exit_code == 0
+    text = (tmp_path / "r.html").read_text()
+    data = embedded(text)
+    for chart in data["charts"].values():
+        assert [line["run"] for line in chart["lines"]] == [0, 1, 2]
+    (caption,) = (one for one in Page(text).tables if one.startswith("Runs"))
+    titles, *rows = Page(text).tables[caption]
+    assert titles[:6] == [
+        *("run", "optimizer.lr", "step", "loss: last", "loss: least", "loss: greatest")
+    ]
+    assert [(row[0], row[1], row[4]) for row in rows] == [
+        (f"{rate}/run.pm", f"{rate}", number(math.exp(-300 * rate))) for rate in rates
+    ]
+    shared = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text)
+    assert ("optimizer.class", "SGD") in shared
+    assert "optimizer.lr" not in dict(shared)
+
+
+def test_ranks_of_a_job_are_one_run(tmp_path: Path) -> None:
+    ranks = []
+    for rank in (2, 0):
+        with pmstore.open(logging(tmp_path / f"{rank}.pm", 0.1), mode="r") as store:
+            one = reported(store)
+        job = JobState("run", "abcdef", rank, 4, 1, 1, 300)
+        info = replace(one.store.info, jobs=(job,))
+        ranks.append(replace(one, store=replace(one.store, info=info)))
+    text = report(ranks)
+    assert [one["title"] for one in embedded(text)["runs"]] == ["0.pm (rank 0 of 4, 2 given)"]
+    assert [row[0] for row in Page(text).tables["Commits and room"][1:]] == ["2.pm", "0.pm"]
+
+
+def test_lives_kills_and_rewinds(tmp_path: Path) -> None:
+    path, copy = tmp_path / "run.pm", tmp_path / "copy.pm"
+    for life in range(3):
+        with begin(path, domain="process") as store:
+            course = Course(store, "run", 20 * life)
+            course.lives.told["changed"] = [["lr of <it>", "0.1", str(life), 'lr="program"']]
+            if life == 1:
+                train(store, course, 10)
+                store["x"] = 1
+                store.rollback()
+                course.rolled_back(30)
+                course.lives.rewound(35, 30)
+            train(store, course, 10 if life == 1 else 20)
+            if life == 0:
+                copy.write_bytes(path.read_bytes())  # as a kill leaves it
+        if life == 0:
+            copy.rename(path)
+    assert run(path, "-o", tmp_path / "r.html").exit_code == 0
+    text = (tmp_path / "r.html").read_text()
+    rows = Page(text).tables["The newest processes"][1:]
+    assert [row[:2] for row in rows] == [["1", "0"], ["2", "20"], ["rewind", "30"], ["3", "40"]]
+    assert rows[0][3].startswith("killed: ")
+    assert [rows[n][3] for n in (1, 2, 3)] == ["ended", "rewound from step 35", "ended"]
+    assert rows[3][4] == 'lr of <it>: 0.1 to 2 by lr="program"'
+    assert f"process {os.getpid()}" in rows[0][5]
+    assert "3 lives, 1 kill. From the last commits before them to the next lives it took" in text
+    marks = re.findall(r'<g class="mark (\w+) r0"><title>(.*?)</title><line x1="(.*?)"', text)
+    assert [(kind, at) for kind, _, at in marks] == [
+        *(("kill", "33.3%"), ("start", "66.7%"), ("rewind", "50.0%"))
+    ]
+    assert "rewound from step 35" in marks[2][1]
 
 
 def test_nothing_is_asked_of_a_network(stores: list[Path], tmp_path: Path) -> None:
@@ -135,27 +231,33 @@ def test_nothing_is_asked_of_a_network(stores: list[Path], tmp_path: Path) -> No
 
 
 def test_names_are_shown_and_obeyed_by_nobody(tmp_path: Path) -> None:
-    name = "</script><img src=x onerror=alert(1)><!--"
-    path = made(tmp_path / "run.pm", 40, name)
+    evil = "</script><img src=x onerror=alert(1)><!--"
+    path = made(tmp_path / "run.pm", 40, evil)
     with pmstore.open(path) as store:
-        words = store["pmstore.course/" + name.replace("/", "%2F")]
-        words["words"] = {"targets": ["<b>store"], "reasons": ["<i>why</i>"], "tiers": []}
-    assert run(path, "-o", tmp_path / "r.html").exit_code == 0
-    text = (tmp_path / "r.html").read_text()
-    assert "<img" not in text
-    assert "<i>why" not in text
-    assert html.escape(name) in text
-    assert embedded(text)["stores"][0]["runs"][0]["name"] == name
+        course = store["pmstore.course/" + evil.replace("/", "%2F")]
+        course["words"] = {"targets": ["<b>store"], "reasons": ["<i>why</i>"], "tiers": []}
+        life = {"number": 1, "command": f'a --{evil} --x={evil} "', "host": evil, "revision": evil}
+        course["lives"] = [{**life, "changed": [[evil] * 4]}]
+        log(store, {evil: [(1, 1.0)], "x" * 10**5: [(2, 2.0)]}, evil)
+        store[f"{evil}/given"] = {"settings": {evil: {evil: evil}, "optimizer": {"groups": 7}}}
+    for paths in ([path], [path, made(tmp_path / "other.pm", 10)]):
+        assert run(*paths, "-o", tmp_path / "r.html").exit_code == 0
+        text = (tmp_path / "r.html").read_text()
+        assert "<img" not in text
+        assert "<i>why" not in text
+        assert text.count("</script>") == 2
+        assert len(text) < 200_000
+        assert html.escape(evil, quote=False) in text
 
 
 def test_many_long_runs_are_one_small_file(tmp_path: Path) -> None:
-    path = made(tmp_path / "run.pm", 1500)
-    with pmstore.open(path, mode="r") as store:
-        one = Reported(gather(store), tier_contents(store))
-    for count in (1, 12):
+    with pmstore.open(logging(tmp_path / "run.pm", 0.01, 1500), mode="r") as store:
+        one = reported(store)
+    for count in (1, 12, 64):
         text = report([one] * count)
         assert len(text.encode()) <= BYTES_MOST
-        assert len(embedded(text)["charts"]) == 4 * count
+        assert len(embedded(text)["charts"]) == 5
+        assert all(len(chart["lines"]) == count for chart in embedded(text)["charts"].values())
 
 
 def test_a_store_without_runs_and_one_that_kept_no_course(tmp_path: Path) -> None:
@@ -166,35 +268,42 @@ def test_a_store_without_runs_and_one_that_kept_no_course(tmp_path: Path) -> Non
     answer = run(tmp_path / "a.pm", tmp_path / "b.pm", "-o", tmp_path / "r.html")
     assert answer.exit_code == 0
     assert "Nothing was recorded by the version" in (tmp_path / "r.html").read_text()
+    assert run(tmp_path / "a.pm", "-o", tmp_path / "r.html").exit_code == 0
+    assert "There is no training run in it." in (tmp_path / "r.html").read_text()
+    train_one = made(tmp_path / "c.pm", 1)
+    assert run(train_one, "-o", tmp_path / "r.html").exit_code == 0
+    assert re.search(r'd="M\d+ \d+h0"', (tmp_path / "r.html").read_text())  # a dot
 
 
-def test_strange_losses(tmp_path: Path) -> None:
-    """Not finite, none, all the same, huge, negative."""
-    for place, losses in enumerate(
-        (
-            [float("nan")] * 9,
-            [None] * 9,
-            [0.0] * 9,
-            [1e300, -1e300, 1e-300] * 3,
-            [-1.0, -5.0],
-            [float("inf"), 1.0, float("nan"), 2.0],
-        )
-    ):
-        path = tmp_path / f"{place}.pm"
-        with begin(path) as store:
+STRANGE = (
+    [float("nan")] * 9,
+    [0.0] * 9,
+    [1e300, -1e300, 1e-300] * 3,
+    [-1.7e308, 1.7e308],
+    [5e-324, 1e308],
+    [-1.0, -5.0],
+    [float("inf"), 1.0, float("nan"), 2.0],
+)
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_strange_losses(tmp_path: Path, logs: bool) -> None:
+    """Not finite, all the same, huge, negative: as the course and the log have them."""
+    for place, losses in enumerate(STRANGE):
+        with begin(tmp_path / f"{place}.pm") as store:
             course = Course(store, "run")
             for step, loss in enumerate(losses, 1):
                 course.add(step, loss, 0.001 * step)
             store["run/progress"][0] = len(losses)
-        assert run(path, "-o", tmp_path / "r.html").exit_code == 0
-        text = (tmp_path / "r.html").read_text()
-        assert (
-            "nan"
-            not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL).split("<script")[0]
-        )
-        assert len(embedded(text)["charts"]["loss-0"]["x"]) == sum(
-            loss is not None and abs(loss) < float("inf") for loss in losses
-        )
+            if logs:
+                log(store, {"loss": list(enumerate(losses, 1))})
+            store.commit()
+            text = report([reported(store)])
+        drawn = " ".join(re.findall(r'(?:d|x1|y1|x|y)="([^"]*)"', text))
+        assert not re.search("nan|inf", drawn)
+        (line,) = embedded(text)["charts"]["chart-0"]["lines"]
+        good = [loss for loss in losses if math.isfinite(loss)]
+        assert line["y"] == pytest.approx(good, rel=1e-4)
 
 
 def test_tiers_and_their_epochs(tmp_path: Path) -> None:
@@ -272,22 +381,28 @@ def browse(tmp_path: Path) -> Iterator[Any]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_browser_shows_the_stores_numbers(
-    stores: list[Path], tmp_path: Path, browse: Any
-) -> None:
-    run(*stores, "-o", tmp_path / "r.html")
-    text = browse(tmp_path / "r.html", "#loss-1@123")
-    assert 'data-ready="8"' in text  # the script ran to its end
-    of = told(stores[1])
-    page = Page(text)
-    one = list(of.whole())[123]
-    assert page.texts["loss-1-out"].startswith(f"step {one.last:,}: loss {number(one.loss)}")
-    for rank, path in enumerate(stores):
-        with pmstore.open(path, mode="r") as store:
-            info = store.info()
-        row = page.tables["Stores and runs"][1 + rank]
-        assert row[:3] == [path.name, "run", f"{300 + 100 * rank:,}"]
-        assert row[8:12] == [
-            *(info.domain, f"{info.epoch:,}", size(info.used_bytes), size(info.file_bytes))
-        ]
-    assert len(re.findall(r'<svg id="[a-z]+-\d" class="chart"[^>]*tabindex="0"', text)) == 8
+def test_a_browser_shows_the_stores_numbers(tmp_path: Path, browse: Any) -> None:
+    """The values at a step, a smoothed curve, a sorted table."""
+    for rate in (0.5, 0.003, 0.1):
+        (tmp_path / f"{rate}").mkdir()
+        logging(tmp_path / f"{rate}" / "run.pm", rate)
+    run(*(tmp_path / f"{rate}" / "run.pm" for rate in (0.5, 0.003, 0.1)), "-o", tmp_path / "r.html")
+    asked = """<script>
+        weight.value = 0.9; axis.value = "plain"; redraw();
+        document.querySelectorAll(".runs th button")[1].click();
+        document.querySelector("input[data-run='1']").click();
+        document.body.dataset.smooth = JSON.stringify(smooth([1, 2, 4], 0.9));
+    </script>"""
+    page = tmp_path / "r.html"
+    page.write_text(page.read_text().replace("</body>", f"{asked}</body>"))
+    text = browse(page, "#chart-1@126")
+    assert 'data-ready="5"' in text  # the script ran to its end
+    legends = re.findall(r'<output class="legend" for="chart-1">(.*?)</output>', text)
+    assert re.findall(r"<b[^>]*>([^<]*)</b>", legends[0]) == ["step 126", *["0.42"] * 3]
+    assert text.count('class="line smooth"') == 15
+    (smoothed,) = re.findall(r'data-smooth="\[(.*?)\]"', text)
+    expected = [1.0, (0.09 + 0.2) / 0.19, (0.081 + 0.18 + 0.4) / 0.271]
+    assert [float(one) for one in smoothed.split(",")] == pytest.approx(expected)
+    (rows,) = (rows for name, rows in Page(text).tables.items() if name.startswith("Runs"))
+    assert [row[1] for row in rows[1:]] == ["0.003", "0.1", "0.5"]
+    assert '<style id="hidden">.r1 { display: none }</style>' in text

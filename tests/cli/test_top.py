@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 import pmstore
 from pmstore.commands.application import app
 from pmstore.show.units import number
-from tests.courses import made
+from tests.courses import log, made
 
 PATIENCE = 120.0
 TRAINER = """
@@ -74,6 +74,22 @@ def test_numbers_stay_with_their_units(columns: int, tmp_path: Path) -> None:
     units = re.compile(r"(us|ms|s|min|h|bytes|KiB|MiB|GiB|commits|steps?)\b")
     for line, following in pairwise(lines):
         assert not (re.search(r"\d$", line) and units.match(following)), (line, following)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_what_was_logged_lately(columns: int, tmp_path: Path) -> None:
+    path = made(tmp_path / "run.pm")
+    with pmstore.open(path) as store:
+        values = {
+            "accuracy": [(n, n / 3000) for n in range(1, 3000)],
+            "rare": [(9, 2.0), (99, 4.0)],
+        }
+        log(store, values)
+    lines = once(path, columns=columns).output.splitlines()
+    assert max(map(len, lines)) <= columns
+    (at,) = (at for at, line in enumerate(lines) if "│ lately" in line)
+    assert re.search(r"lately +▁+▂.*█ accuracy 0.9997 ", lines[at])
+    assert re.search(r"│ +▁█ rare 4 ", lines[at + 1])
 
 
 def test_odd_stores(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pmstore.course.records import CHANGES_MAX
 from pmstore.torch.keys import called
 from pmstore.torch.resume import Resume
 from pmstore.torch.settings import Settings, same
@@ -13,6 +14,8 @@ from pmstore.torch.settings import Settings, same
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 """Hyperparameters that a scheduler writes when it is made."""
 
+_TOLD = 200
+"""How many characters of a setting are kept."""
 Answers = tuple[tuple[str, str], ...]
 _FRESH_OR_NOT: Answers = (("optimizer", "program"), ("optimizer", "store"))
 _SETTINGS: Answers = (("optimizer", "settings"), *_FRESH_OR_NOT)
@@ -37,13 +40,18 @@ class Difference:
         chosen = resume.chosen()
         return next((one for one in self.answers if chosen.get(one[0]) == one[1]), None)
 
-    def __str__(self) -> str:
+    @property
+    def what(self) -> str:
+        """The setting, in words."""
         kind, _, key = self.piece.partition("/")
         of = "" if kind in ("trainable", "attributes") else f" of {called(kind, key)}"
         group = f", group {self.group}" if self.group is not None else ""
+        return f"{self.key}{of}{group}"
+
+    def __str__(self) -> str:
         told = self.answers[:2]
         ways = " or ".join(f'Resume({field}="{value}")' for field, value in told)
-        return f"{self.key}{of}{group}: stored {self.stored!r}, given {self.given!r}. {ways}"
+        return f"{self.what}: stored {self.stored!r}, given {self.given!r}. {ways}"
 
 
 def compare(
@@ -230,6 +238,19 @@ class Choices:
 
     def answer(self, difference: Difference) -> tuple[str, str] | None:
         return difference.answer(self._resume)
+
+    def told(self) -> list[list[str]]:
+        """Returns the differences as texts: what, the stored and the given value, the choice."""
+        return [
+            [
+                one.what[:_TOLD],
+                str(one.stored)[:_TOLD],
+                str(one.given)[:_TOLD],
+                f'{field}="{value}"',
+            ]
+            for one in self._differences[:CHANGES_MAX]
+            for field, value in (self.answer(one) or ("", ""),)
+        ]
 
     def answered(self, piece: str) -> list[Difference]:
         """Returns the differences of that piece that have an answer."""

@@ -259,9 +259,11 @@ def note(store: Store, name: str, program: Program, resume: Resume) -> None:
     store[f"{name}/given"] = {"settings": fingerprint(program), "resume": resume.chosen()}
 
 
-def adapt(store: Store, name: str, program: Program, resume: Resume) -> None:
+def adapt(store: Store, name: str, program: Program, resume: Resume) -> list[list[str]]:
     """Compares the program with what it was, and does what was chosen. What was done is durable on
     return; where there is nothing to do, nothing is written. The program is untouched.
+
+    Returns: the settings that are different: what, the stored and the given value, and the choice.
 
     Raises:
         MismatchError: there are other pieces than were stored, or what is stored of one cannot be
@@ -291,11 +293,11 @@ def adapt(store: Store, name: str, program: Program, resume: Resume) -> None:
     newest = about["format"] == program.format
     known = newest and noted.get("resume") == chosen and not has_more(stored, given)
     if known and not (missing or unexpected or differences or choices.by_name):
-        return
+        return []
     fitting = Fitting(store, name, program, choices, stored)
     try:
         if known and not (missing or unexpected or differences or fitting.needed):
-            return
+            return []
         with store.transaction():
             fitting.fit(missing, unexpected)
             if "loops" in chosen and "loops" not in noted.get("resume", {}):
@@ -305,6 +307,7 @@ def adapt(store: Store, name: str, program: Program, resume: Resume) -> None:
             fitting.check()
     finally:
         fitting.release()
+    return choices.told()
 
 
 def _other_pieces(

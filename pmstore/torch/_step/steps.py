@@ -457,7 +457,7 @@ class Steps:
             raises. RolledBackError: the program's loops have to begin again.
         """
         self.require()
-        kind = self._open_kind
+        kind, before = self._open_kind, self.done
         self._guards.committing = self
         try:
             self._guards.before_commit()
@@ -465,12 +465,14 @@ class Steps:
             # would not count.
             self.progress.touch()
             self.go_back()
+            self.course.lives.keep(self.progress.committed)
             self.progress.agreed = -1
             try:
                 change()
             finally:
                 self.store.rollback()  # of nothing, but mirrors follow
                 self._restore()
+            self.course.lives.rewound(before, self.progress.committed)
         finally:
             self._guards.committing = None
         self._check_way(kind, True)
