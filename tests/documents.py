@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pythons
 import torch
 from typer.testing import CliRunner
 
 import pmstore
 import pmstore.torch
-import pythons
 from pmstore.commands.application import app
 
 ROOT = Path(__file__).resolve().parent.parent

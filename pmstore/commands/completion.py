@@ -128,7 +128,6 @@ kept: Completer = _quietly(
         told
         for one in _told_epochs(given)
         for reason in one.kept
-        for told in (str(reason.step), reason.name)
-        if told
+        for told in (str(reason.step), *[reason.name] * (reason.series == "named"))
     )
 )

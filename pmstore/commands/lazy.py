@@ -62,12 +62,17 @@ class Commands(TyperGroup):
             for one in registered.registered_commands
             if name == (one.name or getattr(one.callback, "__name__", None))
         ]
+        for one in only.registered_commands if name in TABLE else ():
+            assert one.callback is not None
+            for hint in get_type_hints(one.callback, include_extras=True).values():
+                for about in getattr(hint, "__metadata__", ()):
+                    about.readable = False  # what opens a file says what is wrong with it
         made: Any = typer.main.get_command(only)
         self.commands[name] = made.commands[name] if only.registered_groups else made
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in (known := self.list_commands(ctx)):
-            for name in known:  # typer looks among those it has for one that was meant
+        if args and self.get_command(ctx, args[0]) is None:
+            for name in self.list_commands(ctx):  # typer looks among those for one that was meant
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
