@@ -62,11 +62,6 @@ class Commands(TyperGroup):
             for one in registered.registered_commands
             if name == (one.name or getattr(one.callback, "__name__", None))
         ]
-        for one in only.registered_commands if name in TABLE else ():
-            assert one.callback is not None
-            for hint in get_type_hints(one.callback, include_extras=True).values():
-                for about in getattr(hint, "__metadata__", ()):
-                    about.readable = False  # what opens a file says what is wrong with it
         made: Any = typer.main.get_command(only)
         self.commands[name] = made.commands[name] if only.registered_groups else made
 
