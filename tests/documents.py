@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pythons
 import torch
 from typer.testing import CliRunner
 
@@ -39,10 +40,17 @@ SESSIONS = {
     "docs/tutorial.md",
     "docs/howto/data.md",
     "docs/howto/deploying.md",
-    "docs/howto/migrate.md",
+    "docs/howto/from_torch_save.md",
     "docs/howto/readers.md",
     "docs/howto/try.md",
 }
+PROGRAMS = {
+    "docs/howto/from_lightning.md",
+    "docs/howto/from_orbax.md",
+    "docs/howto/from_transformers.md",
+    "docs/howto/from_wandb.md",
+}
+"""Pages whose pieces run in a process of their own: their frameworks would change this one."""
 PLACES = ("/mnt/", "/shared/", "/local/disk/", "s3://")
 """What is in a folder of the test's instead."""
 
@@ -180,6 +188,8 @@ def begin() -> str:
 
 def run(page: str, folder: Path, prepare: Callable[[], None] | None = None) -> int:
     """Runs a page's blocks. Returns: how many it ran."""
+    if page in PROGRAMS:
+        return programs(page, folder, prepare)
     names: dict[str, Any] = Names()
     ran = 0
     for number, block in enumerate(blocks(page)):
@@ -218,9 +228,7 @@ def python(page: str, block: Block, names: dict[str, Any], folder: Path) -> None
     if named := re.match(r"# (\w+\.py)\n", block.text):
         Path(named[1]).write_text(block.text, encoding="utf-8")
         return
-    text = block.text
-    for place in PLACES:
-        text = text.replace(f'"{place}', f'"{folder}/{place.strip(":/")}/')
+    text = with_places(block.text, folder)
     for place in ("mnt/pmem0", "local/disk"):
         (folder / place).mkdir(parents=True, exist_ok=True)
     lines = "\n" * (block.line - 1)  # a traceback names the line of the document
@@ -236,6 +244,31 @@ def python(page: str, block: Block, names: dict[str, Any], folder: Path) -> None
         for name in [*GIVEN, *[n for n, v in names.items() if isinstance(v, pmstore.Store)]]:
             names.pop(name, None)
         gc.collect()
+
+
+def programs(page: str, folder: Path, prepare: Callable[[], None] | None) -> int:
+    """Each as a reader runs it, below the lines of `begin.py`; all in one process and folder."""
+    names = []
+    with inside(folder):
+        if prepare is not None:
+            prepare()
+        Path("begin.py").write_text(begin(), encoding="utf-8")
+        for block in blocks(page):
+            if block.why_not:
+                continue
+            named = re.match(r"# (\w+)\.py\n", block.text)
+            names.append(named[1] if named else f"line{block.line}")
+            text = f"from begin import *\n{with_places(block.text, folder)}"
+            Path(f"{names[-1]}.py").write_text(text, encoding="utf-8")
+        done = pythons.run(["-c", "".join(f"import {name}\n" for name in names)], timeout=300)
+    assert not done.returncode, f"{page}:\n{done.stderr}"
+    return len(names)
+
+
+def with_places(text: str, folder: Path) -> str:
+    for place in PLACES:
+        text = text.replace(f'"{place}', f'"{folder}/{place.strip(":/")}/')
+    return text
 
 
 def session(page: str, block: Block) -> None:

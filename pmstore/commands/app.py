@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -13,7 +14,24 @@ from pmstore.commands import completion
 from pmstore.commands.common import utf8
 from pmstore.commands.lazy import Commands
 
-app: typer.Typer = typer.Typer(
+
+class _Application(typer.Typer):
+    def command(self, *words: Any, **options: Any) -> Callable[[Any], Any]:
+        """Registers a command. Whether a file can be read is left to what opens it, which says so
+        in the words of all commands."""
+        register = super().command(*words, **options)
+
+        def take(command: Any) -> Any:
+            command.__annotations__ = get_type_hints(command, include_extras=True)
+            for hint in command.__annotations__.values():
+                for about in getattr(hint, "__metadata__", ()):
+                    about.readable = False
+            return register(command)
+
+        return take
+
+
+app: typer.Typer = _Application(
     name="pmstore",
     cls=Commands,
     no_args_is_help=True,
@@ -29,6 +47,7 @@ app: typer.Typer = typer.Typer(
     "Example: pmstore show --help",
 )
 Commands.application = app
+completion.answer_the_first_tab()
 
 
 def _tell_version(wanted: bool) -> None:

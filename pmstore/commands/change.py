@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from pmstore.commands.common import (
     existing,
     fail,
     find,
+    making,
     progress,
-    room_for,
+    regular,
     say_json,
     size,
     tell,
@@ -57,7 +58,7 @@ def create(
     Example: pmstore create /dev/shm/run.pm --domain process --max-size 8GiB
     """
     made: dict[str, Any] = {"size": size_, "max_size": max_size, "domain": domain}
-    with ending(), room_for(path, size_), open_store(path, "x", **made) as store:
+    with ending(), making(path, size_), open_store(path, "x", **made) as store:
         info = store.info()
     tell(
         f"{path}: {size(info.file_bytes)}, domain {info.domain}: a commit survives {info.survives}",
@@ -156,20 +157,18 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _load(path: str) -> Any:
+    bytes_ = regular(Path(path))
     with open(path, "rb") as file:
         if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
-            raise ValueError(
+            raise CorruptStoreError(
                 f"{path}: not a .npy file (numpy.save writes them; for .npz and .safetensors: "
                 "pmstore import)"
             )
         file.seek(0)
-        try:
-            with sound(path):
-                header = read_header(file)
-        except CorruptStoreError as error:  # the file of the question is damaged, not the store
-            raise ValueError(str(error)) from None
-        if header.header_bytes + header.data_bytes > os.fstat(file.fileno()).st_size:
-            raise ValueError(
+        with sound(path):
+            header = read_header(file)
+        if header.header_bytes + header.data_bytes > bytes_:
+            raise CorruptStoreError(
                 f"{path}: an array of shape {header.shape} and {header.dtype} has more bytes than "
                 "the file"
             )

@@ -5,12 +5,15 @@ Nothing heavy is imported here: no typer, and rich where a bar is drawn.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pmstore._base.sizes import parse_size
 from pmstore._base.text import printable
@@ -175,33 +178,58 @@ def one_line(error: BaseException) -> str:
 
 
 def existing(path: Path) -> None:
-    """Ends the command if there is nothing at the path."""
-    if not path.exists():
-        raise fail(f"{path}: no such store", 2)
+    """Ends the command if there is no file at the path."""
     if path.is_dir():
         raise fail(
             f"{path}: a directory: give a store's file. If it is a tier: pmstore epochs {path}", 2
         )
+    if not path.exists():
+        if _URL.match(str(path)):
+            raise fail(
+                f"{path}: a URL: give a store's file. If it is a tier: pmstore restore makes a "
+                "store of it",
+                2,
+            )
+        raise fail(f"{path}: no such store", 2)
+
+
+_URL = re.compile(r"[a-z0-9]+:/")
+
+
+def regular(path: Path) -> int:
+    """Returns how many bytes the file has, which is to be read at any place.
+
+    Raises: OSError; ValueError: it is a pipe or a device, and has no places.
+    """
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+        raise ValueError(f"{path}: not a regular file")
+    return about.st_size
 
 
 def opened(path: Path, mode: Any, **options: Any) -> Store:
     """Opens the store. A command that would have to make it ends where there is none."""
-    if mode in ("r", "r+"):
-        existing(path)
+    existing(path)
     return open_store(path, mode, **options)
 
 
-@contextmanager
-def room_for(path: Path, size_: str | int | None) -> Iterator[None]:
-    """Wraps the making of a store of this size. Ends the command if the folder is not there, and
-    tells how much room it has if that is too little."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
+def has_folder(path: Path) -> None:
+    """Raises: ValueError: the folder in which the file is to be made is not there."""
+    if not path.absolute().parent.is_dir():
         raise ValueError(f"{path.parent}: there is no such directory: make it first")
+
+
+@contextmanager
+def making(path: Path, size_: str | int | None) -> Iterator[None]:
+    """Wraps the making of a store of this size. Ends the command if there is something already, or
+    no folder, and tells how much room that has if it is too little."""
+    has_folder(path)
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     try:
         yield
     except StoreFullError:
-        place = os.statvfs(folder)
+        place = os.statvfs(path.absolute().parent)
         free = place.f_bavail * place.f_frsize
         raise ValueError(
             f"{path}: no room for {size(parse_size(size_)) if size_ else '64.0 MiB'}: {size(free)} "
@@ -235,10 +263,10 @@ def reading_all(path: Path) -> Iterator[Store]:
 
 
 @contextmanager
-def writing(path: Path, mode: Literal["r+", "a", "x"] = "r+", **options: Any) -> Iterator[Store]:
+def writing(path: Path, **options: Any) -> Iterator[Store]:
     """Opens the store for one change that happens as a whole or not at all. Its errors end the
     command."""
-    with ending(), opened(path, mode, **options) as store, store.transaction():
+    with ending(), opened(path, "r+", **options) as store, store.transaction():
         yield store
 
 

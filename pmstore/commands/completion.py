@@ -10,11 +10,16 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from pmstore._base.text import is_own_name
 from pmstore.opening import open as open_store
+
+if TYPE_CHECKING:
+    from pmstore.store import Store
 
 _PLAIN = re.compile(r"[\w./@%+,][\w./@%+,=-]*")
 """Names that mean themselves to every shell."""
@@ -85,20 +90,34 @@ def one_of(*words: str) -> Completer:
     return _quietly(lambda given, incomplete: words)
 
 
-def _entries(given: dict[str, Any], incomplete: str, groups_only: bool) -> list[str]:
-    folder, _, _ = incomplete.rpartition("/")
+def _entries(store: Store, incomplete: str) -> list[str]:
+    """Returns the names that begin so; those of groups end with a slash. What is pmstore's own is
+    left out unless it is asked for."""
+    folder, slash, _ = incomplete.rpartition("/")
+    place = store[folder] if folder else store
+    names = [
+        folder + slash + entry.name + "/" * (entry.kind == "group") for entry in place.entries()
+    ]
+    return [
+        name
+        for name in names
+        if name.startswith(incomplete) and (folder or incomplete or not is_own_name(name))
+    ]
+
+
+def _names(given: dict[str, Any], incomplete: str) -> list[str]:
+    """Offers what is in a group beside the group that is the only answer: a shell takes an only
+    answer for the whole word, and adds a blank."""
     with open_store(given["path"], mode="r") as store:
-        place = store[folder] if folder else store
-        return [
-            (f"{folder}/" if folder else "") + entry.name + "/" * (entry.kind == "group")
-            for entry in place.entries()
-            if entry.kind == "group" or not groups_only
-        ]
+        found = _entries(store, incomplete)
+        only = found[0] if len(found) == 1 and found[0].endswith("/") else None
+        return found if only is None else found + _entries(store, only)
 
 
 def _groups(given: dict[str, Any], incomplete: str) -> list[str]:
     """Offers groups with and without the slash: a group is an answer, and a way to those in it."""
-    found = _entries(given, incomplete, True)
+    with open_store(given["path"], mode="r") as store:
+        found = [name for name in _entries(store, incomplete) if name.endswith("/")]
     return [told for name in found for told in (name.removesuffix("/"), name)]
 
 
@@ -116,7 +135,7 @@ def _told_epochs(given: dict[str, Any]) -> list[Any]:
     return [] if "://" in url and not url.startswith("file://") else tiers.epochs(url)
 
 
-names: Completer = _quietly(lambda given, incomplete: _entries(given, incomplete, False))
+names: Completer = _quietly(_names)
 groups: Completer = _quietly(_groups)
 tiers_of_store: Completer = _quietly(_tiers)
 epoch_numbers: Completer = _quietly(
@@ -128,7 +147,17 @@ kept: Completer = _quietly(
         told
         for one in _told_epochs(given)
         for reason in one.kept
-        for told in (str(reason.step), reason.name)
-        if told
+        for told in (str(reason.step), *[reason.name] * (reason.series == "named"))
     )
 )
+
+
+def answer_the_first_tab() -> None:
+    """Makes the script for zsh answer the first completion of a shell. It is loaded by that, and
+    as typer has it, says only who answers the others."""
+    with suppress(ImportError, AttributeError, KeyError):  # another typer may have it elsewhere
+        from typer import _completion_shared
+
+        _completion_shared._completion_scripts["zsh"] += (
+            '[[ $zsh_eval_context[-1] == loadautofunc ]] && %(complete_func)s "$@"\n'
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +16,11 @@ from pmstore.commands.common import (
     ending,
     fail,
     find,
+    making,
     progress,
     reading,
     reading_all,
+    regular,
     size,
     tell,
     writing,
@@ -28,6 +29,7 @@ from pmstore.formats import exchange
 from pmstore.formats.run_log import export_log, export_tensorboard
 from pmstore.objects.containers import Group
 from pmstore.objects.job_record import stored_runs
+from pmstore.opening import open as open_store
 
 if TYPE_CHECKING:
     from pmstore.store import Store
@@ -112,12 +114,6 @@ def export_(
         raise fail("give FILE, or --tensorboard DIR", 2)
     (to,) = given
     kind = "log" if tensorboard else _format(to, "safetensors", "npz", "csv", "parquet")
-    if path.is_dir() or re.match(r"[a-z0-9]+:/", str(path)):
-        raise fail(
-            f"{path} is no store's file. If it is a tier, make a store of it: "
-            "pmstore restore STORE URL",
-            2,
-        )
     if kind not in ("safetensors", "npz"):
         if compress or separator is not None:
             raise fail("--compress and --separator are for arrays, and a log is none", 2)
@@ -201,11 +197,15 @@ def import_(
     kind = _format(file, "safetensors", "npz")
     if inflated is not None and kind != "npz":
         raise fail("--inflated is for npz: nothing in safetensors is compressed", 2)
+    fresh = not path.exists()
     with ending():
-        bytes_ = file.stat().st_size
-    fresh = {} if path.exists() else {"size": max(1 << 20, int(2.2 * bytes_) + (1 << 20))}
+        bytes_ = regular(file)
+        if fresh:
+            size_ = max(1 << 20, int(2.2 * bytes_) + (1 << 20))
+            with making(path, size_):
+                open_store(path, "x", size=size_).close()
     try:
-        with writing(path, "a", **fresh) as store, progress("reading", bytes_) as advance:
+        with writing(path) as store, progress("reading", bytes_) as advance:
             place = store.group(group) if group else store
             read: Any = exchange.import_safetensors
             chosen: dict[str, Any] = {} if separator is None else {"separator": separator}

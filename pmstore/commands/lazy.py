@@ -66,8 +66,8 @@ class Commands(TyperGroup):
         self.commands[name] = made.commands[name] if only.registered_groups else made
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in (known := self.list_commands(ctx)):
-            for name in known:  # typer looks among those it has for one that was meant
+        if args and self.get_command(ctx, args[0]) is None:
+            for name in self.list_commands(ctx):  # typer looks among those for one that was meant
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 

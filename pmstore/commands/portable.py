@@ -17,9 +17,9 @@ from pmstore.commands.common import (
     answering,
     ending,
     fail,
+    making,
     progress,
     reading_all,
-    room_for,
     size,
     tell,
 )
@@ -80,7 +80,7 @@ def load(
 
     Example: zstd -dc run.dump.zst | pmstore load - run.pm --domain file
     """
-    with ending(), room_for(path, size_), contextlib.ExitStack() as stack:
+    with ending(), making(path, size_), contextlib.ExitStack() as stack:
         file: BinaryIO = (
             sys.stdin.buffer if str(dump) == "-" else stack.enter_context(open(dump, "rb"))
         )

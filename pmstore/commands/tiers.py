@@ -1,4 +1,4 @@
-"""Commands that work with a storage tier: flush, trust, restore, epochs, export-tier."""
+"""Commands that work with a tier: flush, epochs, restore, trust."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pmstore.commands.common import (
     confirmed,
     ending,
     fail,
+    has_folder,
     one_line,
     progress,
     reading,
@@ -252,6 +253,7 @@ def restore(
     from pmstore import tiers
 
     with _told(), bar(f"restoring {printable(path.name)}") as show:
+        has_folder(path)
         _there(url)
         named: str | int | None = kept
         if kept is not None and kept.isdecimal():

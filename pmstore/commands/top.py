@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from pmstore.commands.app import Json, app
-from pmstore.commands.common import answering, ending, existing, remark, say_json
+from pmstore.commands.common import answering, ending, existing, has_folder, remark, say_json
 from pmstore.show.live import frame
 from pmstore.show.terminal import Terminal
 from pmstore.show.watcher import Watched
@@ -49,8 +49,8 @@ def top(
         for path in paths:
             if not wait or path.exists():
                 existing(path)
-            elif not path.absolute().parent.is_dir():
-                raise ValueError(f"{path.parent}: there is no such directory")
+            else:
+                has_folder(path)
         stores = [Watched(path) for path in dict.fromkeys(paths)]
         console = Console()
         if once or as_json or not console.is_terminal:

@@ -109,6 +109,10 @@ class NpzFile:
                 raise CorruptStoreError(
                     f"{self.path}: not an npz file but a single array: pmstore set --file stores it"
                 )
+            if not zipfile.is_zipfile(file):
+                raise CorruptStoreError(
+                    f"{self.path}: not an npz file: it is not a zip file, or was cut short"
+                )
             with sound(self.path):
                 self._zip = self._stack.enter_context(zipfile.ZipFile(file))
                 self._members = self._checked(os.fstat(file.fileno()).st_size, inflated_most)

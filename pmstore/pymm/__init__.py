@@ -23,8 +23,8 @@ an in-place operation leaves a member. Where PyMM differs from Python (negative 
 
 A tensor that was computed from others keeps its autograd graph when it is assigned, as in PyMM:
 `shelf.y = a * shelf.x; shelf.y.sum().backward()` reaches a. The graph is this process's, and goes
-with the member: with the next assignment to the name, a rollback, or the process. docs/PYMM.md is
-for those who come from PyMM.
+with the member: with the next assignment to the name, a rollback, or the process.
+docs/howto/from_pymm.md is for those who come from PyMM.
 
 Source: A. Wood et al., "PyMM: Heterogeneous Memory Programming for Python Data Science" (HPEC
     2022), and IBM's PyMM.

@@ -51,50 +51,50 @@ def foresee(
 
     now: of the scheduler's clock. Raises: what the rule raises.
     """
-    policy = rule.policy if isinstance(rule, Agreed) else rule
+    rule = rule.policy if isinstance(rule, Agreed) else rule
     mean = outlook.timer.mean
-    asked = _copy_of(policy)
+    asked = _copy_of(rule)
     if asked is not None:
         far = int(min(limit_steps, _QUESTIONS, _AHEAD_SECONDS / mean if mean > 0.0 else 1))
         wish = _ask(asked, _Ahead(outlook, busy, now), max(far, 1))
         if wish is not None:
             return wish
-    return Wish(1, _due(policy, outlook))
+    return Wish(1, _due(rule, outlook))
 
 
-def _copy_of(policy: CommitPolicy) -> CommitPolicy | None:
+def _copy_of(rule: CommitPolicy) -> CommitPolicy | None:
     """Returns a copy of the rule, to be asked in its place; None: a copy would share what the rule
     may change."""
-    if not all(map(changeless, attributes(policy).values())):
+    if not all(map(changeless, attributes(rule).values())):
         return None
     try:
-        return copy.copy(policy)
+        return copy.copy(rule)
     except Exception:  # a rule can be anything
         return None
 
 
-def _ask(policy: CommitPolicy, ahead: _Ahead, far: int) -> Wish | None:
+def _ask(rule: CommitPolicy, ahead: _Ahead, far: int) -> Wish | None:
     """Asks the rule step by step. Returns what it will want; None: answering changes the rule."""
-    before = attributes(policy)
+    before = attributes(rule)
     end = time.thread_time() + _ASKING_SECONDS
     number, steps = NEVER, 0
     while number < 0 and steps < far:
         steps += 1
         ahead.step()
-        number = _due(policy, ahead.outlook)
-        if steps == 1 and attributes(policy) != before:
+        number = _due(rule, ahead.outlook)
+        if steps == 1 and attributes(rule) != before:
             break
         if time.thread_time() > end:
             break
-    if attributes(policy) != before:
+    if attributes(rule) != before:
         return None
     return Wish(steps, number)
 
 
-def _due(policy: CommitPolicy, outlook: Outlook) -> int:
+def _due(rule: CommitPolicy, outlook: Outlook) -> int:
     """Returns the number of the target that the rule commits to; -1: none, or one that failed a
     short while ago."""
-    number = policy.decide(outlook)
+    number = rule.decide(outlook)
     if number < 0 or outlook.targets[number].work < outlook.targets[number].retry_work:
         return NEVER
     return outlook.targets[number].number

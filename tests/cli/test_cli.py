@@ -147,8 +147,8 @@ def test_errors_speak_to_users_of_the_command_line(tmp_path: Path) -> None:
         (1, "pmstore restore", ["info", damaged]),
         (2, "pmstore rm", ["set", full, "x", "--dtype", "S900000", '["x"]']),
         (2, "--domain file", ["create", tmp_path / "dax.pm", "--domain", "dax"]),
-        (2, "not a .npy file", ["set", store, "x", "--file", text]),
-        (2, str(wrong), ["set", store, "x", "--file", wrong]),
+        (1, "not a .npy file", ["set", store, "x", "--file", text]),
+        (1, str(wrong), ["set", store, "x", "--file", wrong]),
         (1, f"{text}: not a dump", ["load", text, tmp_path / "new.pm"]),
     ):
         result = run(*words)

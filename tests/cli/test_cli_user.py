@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.completion import get_completion_script
 from typer.testing import CliRunner
 
 import pmstore
@@ -429,9 +431,30 @@ def test_completion(path: Path) -> None:
     assert completed("restore", "b.pm", tier, "--run", "") == [epoch.run]
     assert completed("ls", path, "mo") == ["model", "model/"]
     assert completed("ls", path, "model/") == ["model/layer", "model/layer/"]
+    assert completed("show", path, "mo") == ["model/", "model/layer/", "model/b"]
+    assert completed("show", path, "model/l") == ["model/layer/", "model/layer/with/"]
+    assert ".pmstore/" not in completed("show", path, "")
+    assert completed("show", path, ".")[0] == ".pmstore/"
     for words in (["export", path, "x.npz"], ["import", "x.npz", path]):
         assert completed(*words, "--group", "mo") == ["model", "model/"]
     assert completed("restore", "b.pm", "s3://bucket/run", "--epoch", "") == []
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
+def test_the_first_tab_of_a_zsh(tmp_path: Path) -> None:
+    """The file is a function that zsh loads, and calls, by the first completion."""
+    script = get_completion_script(
+        prog_name="pmstore", complete_var="_PMSTORE_COMPLETE", shell="zsh"
+    )
+    (tmp_path / "_pmstore").write_text(script)
+    (tmp_path / "pmstore").write_text("#!/bin/sh\necho print answered\n")
+    (tmp_path / "pmstore").chmod(0o755)
+    session = (
+        f"path+={tmp_path}; fpath+={tmp_path}; compdef() {{}}; words=(pmstore in); CURRENT=2; "
+        "autoload -U _pmstore; _pmstore; _pmstore_completion"
+    )
+    told = subprocess.run(["zsh", "-fc", session], capture_output=True, text=True, check=True)
+    assert told.stdout == "answered\n" * 2, told
 
 
 # ---- notebooks ----

@@ -78,9 +78,10 @@ def test_the_runner(shm: Path) -> None:
 
 
 def test_the_page(shm: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The program of docs/PYMM.md."""
-    page = (Path(__file__).parents[2] / "docs" / "PYMM.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    """The program of docs/howto/from_pymm.md."""
+    page = Path(__file__).parents[2] / "docs" / "howto" / "from_pymm.md"
+    text = page.read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     for _ in range(2):
         exec(program.replace("/mnt/pmem0", str(shm)), {})
         assert capsys.readouterr().out == "['x', 'count']\n['x', 'count'] 6\n"

@@ -103,9 +103,7 @@ def restore(
         raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
     if not target.parent.is_dir():
         raise FileNotFoundError(
-            errno.ENOENT,
-            "there is no such directory to restore into: make it first",
-            str(target.parent),
+            errno.ENOENT, "there is no such directory: make it first", str(target.parent)
         )
     patience = Patience(stall_seconds)
     place = open_places(url, storage_options, patience)
