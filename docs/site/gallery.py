@@ -3,7 +3,7 @@ costs. It writes the pictures, docs/gallery/measured.json, and the lines of the 
 figures. It takes about three minutes.
 
     python docs/site/gallery.py               # all programs
-    python docs/site/gallery.py cnn rl        # these
+    python docs/site/gallery.py cnn rl        # these; their pictures, and no page
     python docs/site/gallery.py --pages       # the pages anew, of what was measured last
 """
 
@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib
+import itertools
 import json
 import os
-import re
 import socket
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "site")]
+
+import stale  # noqa: E402
 
 import pmstore  # noqa: E402
 from benchmarks.harness import machine, size_text  # noqa: E402
@@ -47,6 +50,7 @@ NEVER = 2**62
 """A primitive that no life reaches: those before it are counted."""
 MARK = "<!-- made by docs/site/gallery.py -->"
 END = "<!-- end -->"
+ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 FRAMEWORKS = {"lightning_run": "lightning", "trainer": "transformers"}
 PRELOAD = ("torch", "torch._dynamo", "sklearn.datasets", "pmstore.torch")
 
@@ -73,10 +77,10 @@ class Program:
 
     Attributes:
         title: of it in the table. kept: what its commits hold, in a few words.
-        start: runs it, to so many epochs or steps. drawn, timed: how many, for the picture and for
-            the figures.
-        curve: what is drawn: a name that it logs.
-        updates: of an optimizer in a step.
+        start: runs it, to so many epochs or steps. drawn, timed: how many, for the picture (0: it
+            has none) and for the figures.
+        curve: what is drawn: a name that it logs. label: what it is.
+        updates: how many there are in a step.
         page: where it stands, if not under its own name.
         store: in its folder.
     """
@@ -86,6 +90,7 @@ class Program:
     drawn: int
     timed: int
     curve: str = "loss"
+    label: str = "loss"
     updates: int = 1
     start: Callable[[ModuleType, str, int], None] = _torch
     page: str = ""
@@ -97,51 +102,73 @@ PROGRAMS = {
     "cnn": Program(
         "CNN",
         "weights, batch statistics, momentum, learning rate, place in the data, generators",
-        *(12, 4),
+        drawn=8,
+        timed=2,
     ),
     "transformer": Program(
-        "Transformer", "weights, moments, warm-up, generators", *(400, 100)
+        "Transformer", "weights, moments, learning rate, generators", drawn=300, timed=50
     ),
-    "lora": Program("LoRA", "the adapters and their moments; the base was kept once", *(8, 5)),
+    "lora": Program("LoRA", "adapters, their moments; the base was kept once", drawn=8, timed=4),
     "gan": Program(
-        "GAN", "two models, two optimizers, generators", *(1000, 200), curve="critic", updates=2
+        "GAN",
+        "two models, two optimizers, generators",
+        drawn=800,
+        timed=120,
+        curve="critic",
+        label="loss of the critic",
+        updates=2,
     ),
     "rl": Program(
         "Reinforcement learning",
-        "policy, moments, the environments, generators",
-        *(60, 10),
+        "policy, moments, environments, generators",
+        drawn=40,
+        timed=8,
         curve="balanced",
+        label="steps balanced",
         updates=16,
     ),
     "diffusion": Program(
         "Diffusion",
         "weights, their average, moments, place in the data, generators",
-        *(60, 20),
+        drawn=40,
+        timed=10,
     ),
     "gmm": Program(
         "EM: Gaussian mixture",
         "weights, means, covariances, likelihoods",
-        *(60, 40),
-        curve="likelihoods",
+        drawn=60,
+        timed=40,
+        label="log-likelihood",
         start=_em,
         page="em",
     ),
-    "kmeans": Program(
-        "EM: KMeans", "the centres", *(0, 40), start=_em, page="em"
-    ),
+    "kmeans": Program("EM: KMeans", "centres", drawn=0, timed=40, start=_em, page="em"),
     "ddp": Program(
-        "DDP", "at each rank: all of it, of one step", *(8, 4),
-        start=_in_folder, store="ddp0.pm", ranks=2,
+        "DDP",
+        "at each rank all of its state, of one and the same step",
+        drawn=6,
+        timed=2,
+        start=_in_folder,
+        store="ddp0.pm",
+        ranks=2,
     ),
     "lightning_run": Program(
-        "Lightning", "module, optimizers, schedulers, loops, callbacks", *(5, 4),
-        start=_lightning, page="lightning",
+        "Lightning",
+        "module, optimizers, schedulers, loops, callbacks, generators",
+        drawn=4,
+        timed=3,
+        start=_lightning,
+        page="lightning",
     ),
     "trainer": Program(
-        "Hugging Face Trainer", "model, optimizer, schedule, the Trainer's state, its log", *(3, 2),
-        start=_in_folder, store="trainer.pm",
+        "Hugging Face Trainer",
+        "model, optimizer, schedule, the Trainer's state, generators",
+        drawn=2,
+        timed=1,
+        start=_in_folder,
+        store="trainer.pm",
     ),
-}  # fmt: skip
+}
 
 
 # ---- a life of a program, in a process of its own
@@ -162,17 +189,13 @@ def live(ack: Callable[[int], None], name: str, folder: str, count: int, way: st
         program.start(module, folder, count)
     if way != "kept":
         ends = ends[len(ends) // 2 :: program.updates]  # what comes first is warmer later
-        apart = [later - sooner for sooner, later in zip(ends, ends[1:], strict=False)]
+        apart = [later - sooner for sooner, later in itertools.pairwise(ends)]
         Path(folder, "seconds").write_text(str(statistics.median(apart)))
     ack(primitives_seen())
 
 
 def live_as_rank(
-    ack: Callable[[int], None],
-    rank: int,
-    port: int,
-    kill_at: int,
-    *program: Any,
+    ack: Callable[[int], None], rank: int, port: int, kill_at: int, *program: Any
 ) -> None:
     """Does the same as one rank of a job."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
@@ -207,8 +230,9 @@ def _without_pmstore(module: ModuleType) -> None:
 @contextlib.contextmanager
 def _ends_of_steps(program: Program, ends: list[float]) -> Iterator[None]:
     """Notes when optimizers have updated; without one, when transactions have ended."""
-    from tests.programs import plain
     from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from tests.programs import plain
 
     register_optimizer_step_post_hook(lambda *_: ends.append(time.perf_counter()))
     if program.start is _em:
@@ -227,7 +251,9 @@ def _noting(transaction: Any, ends: list[float]) -> Any:
     return noted
 
 
-def _lived(forks: ForkServer, name: str, folder: Path, count: int, way: str, kill_at: int = NEVER) -> int:
+def _lived(
+    forks: ForkServer, name: str, folder: Path, count: int, way: str, kill_at: int = NEVER
+) -> int:
     """One life. Returns: how many primitives it took; -1 if it was killed. A job's are those of its
     last rank, which is the one that is killed."""
     program, ranks = [name, str(folder), count, way], PROGRAMS[name].ranks
@@ -261,45 +287,52 @@ def _lived(forks: ForkServer, name: str, folder: Path, count: int, way: str, kil
 def draw(forks: ForkServer, name: str) -> list[int]:
     """Draws a run that is killed twice, over one that is not. Returns: the steps that were
     committed when it was killed."""
-    from kills import draw as drawn
+    import kills  # it needs matplotlib
 
     program = PROGRAMS[name]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        whole, killed = Path(made, "whole"), Path(made, "killed")
-        whole.mkdir()
-        killed.mkdir()
-        primitives = _lived(forks, name, whole, program.drawn, "kept")
+        one, whole, killed = (Path(made, way) for way in ("one", "whole", "killed"))
+        for folder in (one, whole, killed):
+            folder.mkdir()
+        # what comes before the first step takes primitives, too
+        first = _lived(forks, name, one, 1, "kept")
+        last = _lived(forks, name, whole, program.drawn, "kept")
+        third = (last - first) // 3
         ends = []
-        for _ in range(2):
-            assert _lived(forks, name, killed, program.drawn, "kept", primitives // 3) == -1
-            ends.append(int(curve(program, killed)[0][-1]))
+        for kill_at in (first + third, third):
+            assert _lived(forks, name, killed, program.drawn, "kept", kill_at) == -1
+            ends.append(curve(program, killed)[0][-1])
         _lived(forks, name, killed, program.drawn, "kept")
         undisturbed, found = curve(program, whole), curve(program, killed)
-        assert found == undisturbed, name
-    label = {"critic": "loss of the critic", "balanced": "steps balanced"}
-    drawn(
-        PICTURES / f"{program.page or name}.svg",
-        undisturbed,
-        found,
-        [(end, "") for end in ends],
-        label.get(program.curve, program.curve.rstrip("s")),
-    )
+    assert found == undisturbed, name
+    picture = PICTURES / f"{_page(name)}.svg"
+    kills.draw(picture, undisturbed, found, [(end, "") for end in ends], program.label)
     return ends
 
 
 def curve(program: Program, folder: Path) -> tuple[list[int], list[float]]:
-    """What was logged, and in which steps."""
+    """In which steps something was logged, and what. A run's steps come after those of the runs
+    before it."""
     with pmstore.open(folder / program.store, "r") as store:
         if program.start is _em:
-            values = list(store[f"gmm/{program.curve}"])
+            values = list(store["gmm/likelihoods"])
             return list(range(1, len(values) + 1)), values
-        run = "lora" if "lora/progress" in store else "base" if "base/progress" in store else "run"
-        export_log(store, folder / "log.csv", run=run)
-    with (folder / "log.csv").open(newline="") as file:
-        rows = [(int(r["step"]), float(r[program.curve])) for r in csv.DictReader(file)
-                if r[program.curve]]  # fmt: skip
-    (folder / "log.csv").unlink()
-    return [step for step, _ in rows], [value for _, value in rows]
+        steps: list[int] = []
+        values = []
+        for run in _runs(store):
+            before, table = steps[-1] if steps else 0, folder / f"{run}.csv"
+            export_log(store, table, run=run)
+            for row in csv.DictReader(table.read_text().splitlines()):
+                if row[program.curve]:
+                    steps.append(before + int(row["step"]))
+                    values.append(float(row[program.curve]))
+            table.unlink()
+        return steps, values
+
+
+def _runs(store: pmstore.Store) -> list[str]:
+    """Names of those that are in it, in the order in which they were made."""
+    return [name for name in ("base", "lora", "run") if f"{name}/progress" in store]
 
 
 # ---- figures
@@ -309,9 +342,9 @@ def measure(forks: ForkServer, name: str) -> dict[str, Any]:
     """Runs it with a commit of every step and without pmstore, in turn. Returns: medians."""
     program = PROGRAMS[name]
     rounds = []
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         seconds = {}
-        for way in ("plain", "timed"):
+        for way in ("plain", "timed") if number % 2 else ("timed", "plain"):
             with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
                 _lived(forks, name, Path(folder), program.timed, way)
                 seconds[way] = float(Path(folder, "seconds").read_text())
@@ -326,9 +359,8 @@ def measure(forks: ForkServer, name: str) -> dict[str, Any]:
 
 def _about(store: pmstore.Store) -> dict[str, Any]:
     """Bytes of the store; for each run in it, those that one of its last commits wrote."""
-    runs = [name for name in store if f"{name}/progress" in store]
     written = {}
-    for run in runs:
+    for run in _runs(store):
         course = reader.read(store, run)
         assert course is not None
         commits = [one.bytes for one in course.whole() if one.commits]
@@ -341,9 +373,7 @@ def _about(store: pmstore.Store) -> dict[str, Any]:
 
 def blocks(measured: dict[str, Any]) -> dict[str, str]:
     """By page: the lines that are made of what was measured."""
-    made = {
-        name: f"{MARK}\n{_figures(name, measured)}\n{END}" for name in {*map(_page, PROGRAMS)}
-    }
+    made = {name: f"{MARK}\n{_figures(name, measured)}\n{END}" for name in {*map(_page, PROGRAMS)}}
     return {**made, "index": f"{MARK}\n{_table(measured)}\n{END}"}
 
 
@@ -403,8 +433,6 @@ def _figures(page: str, measured: dict[str, Any]) -> str:
 
 
 def _wrapped(words: str) -> list[str]:
-    import textwrap
-
     return textwrap.wrap(words, 100, break_on_hyphens=False, break_long_words=False)
 
 
@@ -418,21 +446,25 @@ def write_pages() -> None:
 
 def main(words: list[str]) -> None:
     if words != ["--pages"]:
-        measured = json.loads(MEASURED.read_text()) if MEASURED.exists() else {"programs": {}}
-        commit = os.popen(f"git -C {ROOT} rev-parse --short HEAD").read().strip()
-        load = os.getloadavg()[0]
         frameworks = [FRAMEWORKS[name] for name in words or PROGRAMS if name in FRAMEWORKS]
         folders = [str(ROOT), str(Path(__file__).parent)]
-        with ForkServer(folders, preload=[*PRELOAD, *frameworks]) as forks:
+        load, found = os.getloadavg()[0], {}
+        with ForkServer(folders, preload=[*PRELOAD, *frameworks], environment=ALONE) as forks:
             for name in words or PROGRAMS:
                 began = time.monotonic()
-                found = measure(forks, name)
+                found[name] = measure(forks, name)
                 if PROGRAMS[name].drawn:
-                    found["killed"] = draw(forks, name)
-                measured["programs"][name] = found
-                print(f"{name}: {found['ratio']:.2f}, {time.monotonic() - began:.0f} s", flush=True)
-        measured["about"] = {"commit": commit, "machine": machine(), "load": load}
-        MEASURED.write_text(json.dumps(measured, indent=1) + "\n")
+                    found[name]["killed"] = draw(forks, name)
+                took, ratio = time.monotonic() - began, found[name]["ratio"]
+                print(f"{name}: {ratio:.2f} times as long; {took:.0f} s", flush=True)
+        if words:
+            return
+        about = {
+            "commit": stale.git("rev-parse", "--short", "HEAD").strip(),
+            "machine": machine(),
+            "load": load,
+        }
+        MEASURED.write_text(json.dumps({"about": about, "programs": found}, indent=1) + "\n")
     write_pages()
 
 

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from pmstore.testing import ForkServer, primitives_seen  # noqa: E402
-from pmstore.testing.store_state import differing, examine  # noqa: E402
+from pmstore.testing import ForkServer, primitives_seen
+from pmstore.testing.store_state import differing, examine
 
 ROOT = Path(__file__).parents[2]
 NEVER = 2**62
