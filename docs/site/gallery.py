@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "site")]
+sys.path.insert(0, str(ROOT))
 
 import stale  # noqa: E402
 
@@ -200,6 +200,9 @@ def live_as_rank(
     """Does the same as one rank of a job."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch.distributed
+
+    torch.distributed.destroy_process_group = lambda: None  # gloo's may hang in a fork
     kill_at_primitive(kill_at)
 
     def note(primitives: int) -> None:

@@ -1,11 +1,15 @@
 """The programs of docs/gallery: each is killed at several places, and ends in the same bits as one
-that nobody kills. (Others do this for the rest: `test_examples.py`, `tests/plugins`.)"""
+that nobody kills. (`test_examples.py` and `tests/plugins` do this with the others.) Its pages have
+lines of the programs, and the figures that were measured."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import random
+import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,11 @@ from pmstore.testing import ForkServer, primitives_seen
 from pmstore.testing.store_state import differing, examine
 
 ROOT = Path(__file__).parents[2]
-NEVER = 2**62
-"""A primitive that no life reaches: those before it are counted."""
+sys.path.insert(0, str(ROOT / "docs" / "site"))
+import gallery  # noqa: E402
 
+sys.path.pop(0)
+PAGES = sorted(gallery.GALLERY.glob("*.md"))
 LEARNED: dict[str, tuple[int, Callable[[Any], bool]]] = {
     "cnn": (2, lambda right: right > 0.8),
     "transformer": (40, lambda loss: loss < 4.0),
@@ -57,7 +63,7 @@ def test_killed_at_several_places(server: ForkServer, shm: Path, name: str) -> N
     whole, killed = shm / "whole", shm / "killed"
     whole.mkdir()
     killed.mkdir()
-    ran = server.run("test_gallery:live", [name, str(whole), count], kill_at=NEVER)
+    ran = server.run("test_gallery:live", [name, str(whole), count], kill_at=gallery.NEVER)
     assert ran.exit_code == 0
     result = json.loads((whole / "result").read_text())
     assert learned(result), result
@@ -71,3 +77,33 @@ def test_killed_at_several_places(server: ForkServer, shm: Path, name: str) -> N
         one, other = (examine(folder / "run.pm", None).state for folder in (whole, killed))
         assert len(one) > 10
         assert differing(one, other) == []
+
+
+# ---- its pages
+
+
+def test_pages_have_the_figures_that_were_measured() -> None:
+    """And no others: `python docs/site/gallery.py --pages` writes them."""
+    measured = json.loads(gallery.MEASURED.read_text())
+    assert measured["programs"].keys() == gallery.PROGRAMS.keys()
+    made = gallery.blocks(measured)
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in PAGES}
+    assert made.keys() == pages.keys()
+    assert [page for page, block in made.items() if block not in pages[page]] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_quoted_lines_stand_in_the_program(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    quoted = re.findall(r"^<!-- not run: (\S+) is -->\n```python\n(.*?)^```$", text, re.M | re.S)
+    assert len(quoted) == text.count("```python")
+    assert quoted or path.stem == "index"
+    for program, lines in quoted:
+        found = (ROOT / program).read_text(encoding="utf-8")
+        depths = (textwrap.indent(lines, " " * depth) for depth in range(0, 20, 4))
+        assert any(f"\n{indented}" in found for indented in depths), f"{program}:\n{lines}"
+
+
+def test_every_program_has_a_picture() -> None:
+    pages = {path.stem for path in PAGES} - {"index"}
+    assert {path.stem for path in gallery.PICTURES.glob("*.svg")} == pages
