@@ -41,9 +41,9 @@ def train(path: str, epochs: int = 12) -> float:
         nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
         nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(64 * 16, 10),
     )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.05, total_steps=epochs * len(loader)
+        optimizer, max_lr=0.02, total_steps=epochs * len(loader)
     )
     with pmstore.open(path) as store:
         run = pmstore.torch.attach(
