@@ -425,10 +425,10 @@ def _figures(page: str, measured: dict[str, Any]) -> str:
         )
         written = {run: size_text(count) for run, count in one["written_bytes"].items()}
         if len(written) == 1:
-            words += f" A commit writes {next(iter(written.values()))}."
+            words += f" A commit copies {next(iter(written.values()))}."
         elif written:
             several = ", ".join(f"{size} in the run `{run}`" for run, size in written.items())
-            words += f" A commit writes {several}."
+            words += f" A commit copies {several}."
         if "killed" in one:
             first, second = one["killed"]
             words += f" In the picture it is killed after step {first} and after step {second}."

@@ -31,7 +31,8 @@ def draw(
     picture: Path, whole: Curve, killed: Curve, kills: Sequence[tuple[float, str]], label: str
 ) -> None:
     """Draws the curve of a run, a colour for each life, over that of the run that nobody killed.
-    kills: the step that each life ended in, and what is said of it. label: of what is logged."""
+    kills: the last step that each life committed, and what is said of it. label: of what is
+    logged."""
     matplotlib.use("svg")
     from matplotlib import pyplot
 
@@ -39,16 +40,17 @@ def draw(
     figure, axis = pyplot.subplots(figsize=(8, 3.6), layout="constrained", facecolor=CARD)
     axis.set_facecolor(CARD)
     axis.plot(*whole, color=WIDE, linewidth=6, label="never killed")
-    top, end = max(whole[1]), max(whole[0])
+    falls, end = whole[1][0] > whole[1][-1], max(whole[0])
+    free = (max(whole[1]), "top") if falls else (min(whole[1]), "bottom")
     ends = [step for step, _ in kills]
     lives = zip([0.0, *ends], [*ends, end + 1], NAMES, LIVES, strict=True)
     for first, last, name, color in lives:
-        of_life = [at for at in zip(*killed, strict=True) if first <= at[0] < last]
+        of_life = [at for at in zip(*killed, strict=True) if first < at[0] <= last]
         axis.plot(*zip(*of_life, strict=True), color=color, linewidth=1.4, label=name)
     for step, words in kills:
         axis.axvline(step, color=KILL, linestyle="--", linewidth=1.4)
         said = f"SIGKILL\n{words}".strip()
-        axis.annotate(said, (step + end / 80, top), color=KILL, verticalalignment="top")
+        axis.annotate(said, (step + end / 80, free[0]), color=KILL, verticalalignment=free[1])
     axis.set(xlabel="training step", ylabel=label, xlim=(0, end + 1))
     axis.set_ylim(0 if min(whole[1]) >= 0 else None, None)
     axis.spines[["top", "right"]].set_visible(False)
@@ -67,7 +69,7 @@ def main() -> None:
     assert killed == whole
     kills = [kill.resumed_at_step for kill in report.jobs[KILLED].kills]
     words = ("at a random moment", "inside a commit")
-    steps = range(len(whole))
+    steps = range(1, len(whole) + 1)
     draw(PICTURE, (steps, whole), (steps, killed), list(zip(kills, words, strict=True)), "loss")
 
 
