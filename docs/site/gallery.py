@@ -309,7 +309,7 @@ def draw(forks: ForkServer, name: str) -> list[int]:
         _lived(forks, name, killed, program.drawn, "kept")
         undisturbed, found = curve(program, whole), curve(program, killed)
     assert found == undisturbed, name
-    picture = PICTURES / f"{_page(name)}.svg"
+    picture = PICTURES / f"{_page(name)}-kills.svg"
     kills.draw(picture, undisturbed, found, [(end, "") for end in ends], program.label)
     return ends
 
