@@ -122,7 +122,7 @@ PROGRAMS = {
         "Reinforcement learning",
         "policy, moments, environments, generators",
         drawn=40,
-        timed=8,
+        timed=20,
         curve="balanced",
         label="steps balanced",
         updates=16,
