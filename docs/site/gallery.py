@@ -50,6 +50,7 @@ NEVER = 2**62
 """A primitive that no life reaches: those before it are counted."""
 MARK = "<!-- made by docs/site/gallery.py -->"
 END = "<!-- end -->"
+PREFIX = "pmstore-gallery-"
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 FRAMEWORKS = {"lightning_run": "lightning", "trainer": "transformers"}
 PRELOAD = ("torch", "torch._dynamo", "sklearn.datasets", "pmstore.torch")
@@ -294,7 +295,7 @@ def draw(forks: ForkServer, name: str) -> list[int]:
     import kills  # it needs matplotlib
 
     program = PROGRAMS[name]
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/dev/shm") as made:
         one, whole, killed = (Path(made, way) for way in ("one", "whole", "killed"))
         for folder in (one, whole, killed):
             folder.mkdir()
@@ -350,7 +351,7 @@ def measure(forks: ForkServer, name: str) -> dict[str, Any]:
     for number in range(ROUNDS):
         seconds = {}
         for way in ("plain", "timed") if number % 2 else ("timed", "plain"):
-            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/dev/shm") as folder:
                 _lived(forks, name, Path(folder), program.timed, way)
                 seconds[way] = float(Path(folder, "seconds").read_text())
                 if way == "timed":
