@@ -44,8 +44,8 @@ def fit(
 
     data: (samples, features), floating. Returns: weights (components,), means (components,
         features) and covariances (components, features, features), over the heap.
-        `store[f"{name}/iteration"]` counts, `store[f"{name}/likelihood"]` is the mean
-        log-likelihood of the parameters that the last iteration began with.
+        `store[f"{name}/iteration"]` counts, the list `store[f"{name}/likelihoods"]` has for each
+        iteration the mean log-likelihood of the parameters that it began with.
     """
     features = data.shape[1]
     shapes = {
@@ -64,7 +64,7 @@ def fit(
             ):
                 slot.next[:] = value
                 slot.flip()
-            store[f"{name}/iteration"], store[f"{name}/likelihood"] = 0, float("nan")
+            store[f"{name}/iteration"] = 0
     for iteration in range(store[f"{name}/iteration"], iterations):
         joint = log_densities(data, *(slot.current for slot in slots))
         top = joint.max(1, keepdims=True)
@@ -81,14 +81,12 @@ def fit(
                 covariances[k].flat[:: features + 1] += 1e-6  # keeps it positive definite
             for slot in slots:
                 slot.flip()
-            store[f"{name}/iteration"], store[f"{name}/likelihood"] = (
-                iteration + 1,
-                float(evidence.mean()),
-            )
+            store[f"{name}/iteration"] = iteration + 1
+            store.list(f"{name}/likelihoods").append(float(evidence.mean()))
     return [slot.current for slot in slots]
 
 
-def main(path: str) -> None:
+def main(path: str, iterations: int = 60) -> None:
     rng = np.random.default_rng(1)
     data = np.concatenate(
         [rng.normal(size=(1_000, 16)) * rng.uniform(0.5, 2, 16) + 4 * k for k in range(5)]
@@ -96,10 +94,10 @@ def main(path: str) -> None:
     with pmstore.open(path) as store:
         found = store.get("gmm/iteration")
         print("a new run" if found is None else f"goes on after iteration {found}")
-        fit(store, data, components=5, iterations=60)
+        fit(store, data, components=5, iterations=iterations)
         print(
             f"iteration {store['gmm/iteration']} committed, mean log-likelihood "
-            f"{store['gmm/likelihood']:.4f}"
+            f"{store['gmm/likelihoods'][-1]:.4f}"
         )
 
 

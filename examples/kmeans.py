@@ -57,7 +57,7 @@ def fit(
     return result
 
 
-def main(path: str) -> None:
+def main(path: str, iterations: int = 60) -> None:
     data = (
         np.random.default_rng(1).normal(size=(10_000, 16))
         + np.random.default_rng(2).integers(0, 4, (10_000, 1)) * 3
@@ -65,7 +65,7 @@ def main(path: str) -> None:
     with pmstore.open(path) as store:
         found = store.get("kmeans/iteration")
         print("a new run" if found is None else f"goes on after iteration {found}")
-        fit(store, data, clusters=16, iterations=60)
+        fit(store, data, clusters=16, iterations=iterations)
         print(f"iteration {store['kmeans/iteration']} committed")
 
 

@@ -37,12 +37,12 @@ class Regression(L.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
 
 
-def main(path: Path) -> None:
+def main(path: Path, epochs: int = 5) -> None:
     L.seed_everything(1, verbose=False)
     inputs = torch.randn(512, 10)
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
     trainer = L.Trainer(
-        max_epochs=5,
+        max_epochs=epochs,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,

@@ -1,5 +1,5 @@
 """Says of a row of figures whether what it is about has changed since it was measured. A row is a
-section of benchmarks/RESULTS.md or crashtests/RUNS.md, whose first line is
+section of benchmarks/RESULTS.md, crashtests/RUNS.md or docs/gallery/index.md, whose first line is
 
     Measured at 7b86d6f: `native` `crashtests`.
 """

@@ -114,7 +114,7 @@ def test_gmm_agrees_with_scikit_learn(store: pmstore.Store) -> None:
     likelihoods = []
     for iteration in range(1, 21):
         ours = gmm.fit(store, data, 4, iteration)
-        likelihoods.append(store["gmm/likelihood"])
+        likelihoods.append(store["gmm/likelihoods"][-1])
     # as EM promises
     assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(likelihoods))
     precisions = np.linalg.inv(covariances)

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pmstore.integrations.lightning import PmstoreCallback, PmstoreCheckpointIO
-from pmstore.testing import kill_at_primitive
+from pmstore.testing import kill_at_primitive, primitives_seen
 from pmstore.torch import Job
 
 for name in ("lightning.pytorch", "lightning.fabric"):
@@ -299,6 +300,17 @@ def program(which: str, folder: str) -> tuple[Any, tuple[Any, ...], dict[str, An
         saves = ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1)
         return (Net(), (loader(DATA),), {"callbacks": [saves], "plugins": [PmstoreCheckpointIO()]})
     raise ValueError(which)
+
+
+def the_example(ack: Callable[[int], None], store: str) -> None:
+    """A life of examples/lightning_run.py. Acknowledges how many primitives it took."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from examples.lightning_run import main
+
+    main(Path(store), 2)
+    ack(primitives_seen())
 
 
 def run(

@@ -13,6 +13,7 @@ import torch
 from pairwise import ALL
 
 from pmstore.testing import ForkServer
+from pmstore.testing.store_state import differing, examine
 
 LIFE = "lightning_work:run"
 PLACES = {
@@ -88,6 +89,17 @@ def test_killed_and_started_again(tmp_path: Path, server: ForkServer, which: str
         assert life.exit_code == 0
         assert kills, f"it never died at {place}"
         assert_same(whole, end_of(tmp_path / name))
+
+
+def test_the_example(shm: Path, server: ForkServer) -> None:
+    """Killed twice, it leaves the store of one that nobody killed."""
+    whole, killed = shm / "whole.pm", shm / "killed.pm"
+    ran = server.run("lightning_work:the_example", [str(whole)], kill_at=2**62)
+    assert ran.exit_code == 0
+    for kill_at in (ran.acknowledged * 2 // 3, ran.acknowledged // 6):
+        assert server.run("lightning_work:the_example", [str(killed)], kill_at=kill_at).killed
+    assert server.run("lightning_work:the_example", [str(killed)]).exit_code == 0
+    assert differing(examine(whole, None).state, examine(killed, None).state) == []
 
 
 @pytest.mark.parametrize("which", ["net"])

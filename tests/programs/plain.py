@@ -20,6 +20,16 @@ from pmstore.torch._step.log import number
 __all__ = ["open", "scheduler", "torch"]
 
 
+class Slots:
+    """Two arrays that take turns."""
+
+    def __init__(self, shape: Any, dtype: Any) -> None:
+        self.current, self.next = np.zeros(shape, dtype), np.zeros(shape, dtype)
+
+    def flip(self) -> None:
+        self.current, self.next = self.next, self.current
+
+
 class Store(dict[str, Any]):
     """A dict that has what programs use of a store."""
 
@@ -37,6 +47,9 @@ class Store(dict[str, Any]):
         return self.setdefault(name, np.zeros(shape, dtype))
 
     require = zeros
+
+    def slots(self, name: str, shape: Any, dtype: Any) -> Slots:
+        return self.setdefault(name, Slots(shape, dtype))
 
     def tensor(self, name: str, shape: Any, dtype: _torch.dtype | None = None) -> Any:
         return self.setdefault(name, _torch.zeros(shape, dtype=dtype))
