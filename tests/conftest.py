@@ -40,6 +40,7 @@ for size in ("COLUMNS", "LINES"):  # of the terminal: pytest-xdist tells its wor
 _state = tempfile.TemporaryDirectory(prefix="pmstore-test-state-")
 # a key of the tests' own; processes that they start have it too
 os.environ["XDG_STATE_HOME"] = _state.name
+pythons.environment = dict(os.environ)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and children would inherit it: tests that send Control-C

@@ -3,10 +3,10 @@ and nothing was written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pythons
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
@@ -19,9 +19,8 @@ TRAINED = 6
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer() as server:
-        yield server
+def server() -> JobServer:
+    return JobServer(forks=pythons.server())
 
 
 @pytest.fixture

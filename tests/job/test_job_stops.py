@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pythons
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
@@ -29,9 +30,8 @@ STEPS = 40
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer() as server:
-        yield server
+def server() -> JobServer:
+    return JobServer(forks=pythons.server())
 
 
 @pytest.fixture

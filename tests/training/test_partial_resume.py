@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -406,12 +406,6 @@ def work(ack: Callable[[int], None], path: str) -> None:
         ack(0)
         pmstore.torch.attach(store, **given, resume=resume).detach()
         ack(1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 def test_killed_in_the_middle_it_is_as_before_or_whole(path: Path, server: ForkServer) -> None:

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
 from types import FrameType
@@ -267,12 +267,6 @@ def duration(step: int) -> float:
     return 0.4 * drawn if drawn < 0.95 else 2.5
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent), str(Path(__file__).parents[1])]) as server:
-        yield server
-
-
 def trains(ack: Callable[[int], None], path: str, way: str = "", after: int = 0) -> None:
     """Acknowledges each step when its work is done, before it ends. way: in which it is killed, at
     a random moment, after so many steps: it trains until then, however fast this machine is."""
@@ -370,7 +364,10 @@ def test_an_interrupt_while_new_parameters_are_followed(shm: Path, slots: bool) 
     """Wherever it comes: the step that is ended after it trains what the model computes with. One
     run goes on past all interrupts, beside one that has none."""
     path, alone = shm / "run.pm", layers()
-    with pmstore.open(path, size="8MiB") as store, pmstore.open(shm / "whole.pm", size="8MiB") as beside:
+    with (
+        pmstore.open(path, size="8MiB") as store,
+        pmstore.open(shm / "whole.pm", size="8MiB") as beside,
+    ):
         training, whole = Training(store, slots), Training(beside, slots)
         for one in (training, whole):
             with one.run.next_step():
