@@ -20,7 +20,7 @@ import pythons
 import turns
 from hypothesis import settings
 
-import pmstore
+import pmstore.opening
 
 pytest_plugins = ["pytester"]
 
@@ -36,6 +36,9 @@ BEGAN = pytest.StashKey[float]()
 
 for size in ("COLUMNS", "LINES"):  # of the terminal: pytest-xdist tells its workers of one
     os.environ.pop(size, None)
+
+# Thousands of stores are made, and a disk takes a tenth of a second to write the 64 MiB of one.
+pmstore.opening.DEFAULT_SIZE = "4MiB"
 
 _state = tempfile.TemporaryDirectory(prefix="pmstore-test-state-")
 # a key of the tests' own; processes that they start have it too

@@ -23,7 +23,7 @@ PARTIAL = Resume(model="partial")
 
 def stored(path: Path, before: dict[str, Any], most: int = 7) -> dict[str, Any]:
     """Of a run of so many steps: its tensors, and its optimizer's state by parameter."""
-    with pmstore.open(path) as store:
+    with pmstore.open(path, size="2MiB") as store:  # which is copied, again and again
         given = program(**before)
         run, _ = train(store, given, most)
         state = given["optimizer"].state
