@@ -190,6 +190,7 @@ def test_a_lost_store(trained: Try, rank: int) -> None:
 def test_a_damaged_store(trained: Try) -> None:
     with trained.store(1).open("r+b") as file:
         file.truncate(5000)
+    trained.timeout = 4  # which the other rank waits for it
     kinds = "CorruptStoreError MismatchError MixedStoresError PeerLostError"
     all_raise(trained, "trains:12", kinds, "rank 1|run1.pm")
 

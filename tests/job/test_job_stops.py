@@ -36,7 +36,7 @@ def server() -> JobServer:
 
 @pytest.fixture
 def job(server: JobServer, shm: Path) -> Try:
-    return Try(server, shm, timeout=6)
+    return Try(server, shm, timeout=4)
 
 
 def lost(outcome: Outcome | None, rank: int) -> None:
