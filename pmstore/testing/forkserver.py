@@ -7,10 +7,10 @@ import importlib
 import json
 import mmap
 import os
-import select
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -186,10 +186,11 @@ def _work(function: Callable[..., object], board: memoryview, request: dict[str,
 
 def _wait(child: int, delay: float | None, timeout: float) -> int:
     """Reaps the child, and kills it after the delay. Returns its wait status."""
-    end = os.pidfd_open(child)
-    try:
-        if not select.select([end], [], [], timeout if delay is None else min(delay, timeout))[0]:
-            os.kill(child, signal.SIGKILL)
-    finally:
-        os.close(end)
+    end = time.monotonic() + (timeout if delay is None else min(delay, timeout))
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        time.sleep(0.0002)
+    os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1]
