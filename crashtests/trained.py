@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -24,6 +25,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+# which the first optimizer of a process imports: here once, before the forks
+import torch._dynamo
 
 import pmstore
 import pmstore.torch
@@ -259,6 +263,8 @@ def verify(folder: Path, program: str, domain: str) -> None:
 def main() -> int:
     do, folder = {"record": record, "verify": verify}[sys.argv[1]], Path(sys.argv[2])
     failed = 0
+    gc.collect()
+    gc.freeze()
     for program in PROGRAMS:
         for domain in DOMAINS:
             child = os.fork()  # torch is loaded once

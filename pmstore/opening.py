@@ -18,6 +18,10 @@ Mode = Literal["r", "r+", "a", "w", "x"]
 Domain = Literal["auto", "dax", "file", "process", "emulated"]
 
 
+DEFAULT_SIZE = "64MiB"
+"""Of a new file."""
+
+
 def open(
     path: str | os.PathLike[str],
     mode: Mode = "a",
@@ -91,7 +95,7 @@ def open(
         raise ValueError(f"mode={mode!r}: use one of {', '.join(map(repr, MODES))}")
     if domain not in DOMAINS:
         raise ValueError(f"domain={domain!r}: use one of {', '.join(map(repr, DOMAINS))}")
-    size_bytes = parse_size(size)
+    size_bytes = parse_size(DEFAULT_SIZE if size is None else size)
     if size is not None and size_bytes < MIN_SIZE_BYTES:
         raise ValueError(
             f"size={size!r} is too small: a store needs at least {MIN_SIZE_BYTES} bytes (1 MiB)"

@@ -20,7 +20,7 @@ import pythons
 import turns
 from hypothesis import settings
 
-import pmstore
+import pmstore.opening
 
 pytest_plugins = ["pytester"]
 
@@ -37,9 +37,13 @@ BEGAN = pytest.StashKey[float]()
 for size in ("COLUMNS", "LINES"):  # of the terminal: pytest-xdist tells its workers of one
     os.environ.pop(size, None)
 
+# Thousands of stores are made, and a disk takes a tenth of a second to write the 64 MiB of one.
+pmstore.opening.DEFAULT_SIZE = "4MiB"
+
 _state = tempfile.TemporaryDirectory(prefix="pmstore-test-state-")
 # a key of the tests' own; processes that they start have it too
 os.environ["XDG_STATE_HOME"] = _state.name
+pythons.environment = dict(os.environ)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and children would inherit it: tests that send Control-C

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pythons
 
 import pmstore
+from pmstore.testing import ForkServer
 
 try:
     import torch
@@ -45,3 +47,9 @@ def store(path: Path) -> Iterator[pmstore.Store]:
     with pmstore.open(path) as store:
         yield store
         assert store.check().problems == ()
+
+
+@pytest.fixture(scope="session")
+def server() -> ForkServer:
+    """For workloads of the modules in this folder, too: `test_kills:work`."""
+    return pythons.server()

@@ -3,6 +3,7 @@ costs a new one seconds.
 
     run(["-c", program, "word"])           as subprocess.run([sys.executable, "-c", ...]) does it
     start(["program.py", "word"], ...)     as subprocess.Popen, with files for what is printed
+    server().run("test_kills:work", ...)   as a ForkServer does it: one for all tests of a process
 
 A program has its own arguments, environment, folder and `__main__`, and its threads and exit
 functions end as those of others do. What the interpreter reads when it begins (PYTHONHASHSEED,
@@ -30,6 +31,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 from pmstore.testing import ForkServer
 
@@ -37,6 +39,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 PRELOAD = ("numpy", "torch", "torch._dynamo", "torch.distributed.tensor.parallel")
 PRELOAD += ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
 PRELOAD += ("pmstore.torch", "pmstore.torch.optim", "pmstore.dcp")
+FOLDERS = ("training",)
+"""Where workloads are, beside this one and the project's."""
+environment: dict[str, str] | None = None
+"""Of the server, whatever the first test that asks for it has put into its own."""
 _PR_SET_PDEATHSIG = 1
 _server: ForkServer | None = None
 _folder: tempfile.TemporaryDirectory[str] | None = None
@@ -48,7 +54,10 @@ def server() -> ForkServer:
     if _server is None:
         _folder = tempfile.TemporaryDirectory(prefix="pmstore-test-pythons-")
         here = Path(__file__).parent
-        _server = ForkServer([str(here), str(here.parent)], preload=PRELOAD, environment=ONE_THREAD)
+        path = [str(here), str(here.parent), *(str(here / name) for name in FOLDERS)]
+        began = dict(os.environ) if environment is None else environment
+        with mock.patch.dict(os.environ, began, clear=True):
+            _server = ForkServer(path, preload=PRELOAD, environment=ONE_THREAD)
     return _server
 
 

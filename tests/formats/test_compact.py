@@ -46,7 +46,7 @@ def waste(store: pmstore.Store) -> None:
 
 @pytest.mark.parametrize("domain", ["process", "file"])
 def test_content_stays(path: Path, domain: Any) -> None:
-    with pmstore.open(path, domain=domain, max_size="1GiB") as store:
+    with pmstore.open(path, domain=domain, size="64MiB", max_size="1GiB") as store:
         fill(store)
         waste(store)
         before = content(store)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
+import pythons
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
 from golden.life import HERE, expected
-from golden.lives import go_on, server
+from golden.lives import go_on
 from golden.programs import KINDS
-
-from pmstore.testing import ForkServer
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[ForkServer]:
-    with server() as one:
-        yield one
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rest_of_a_run_is_the_same(kind: str, forks: ForkServer) -> None:
-    found = go_on(kind, forks, prefix=f"pmstore-test-{os.getpid()}-")
+def test_the_rest_of_a_run_is_the_same(kind: str) -> None:
+    found = go_on(kind, pythons.server(), prefix=f"pmstore-test-{os.getpid()}-")
     wanted = expected(kind)
     assert len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):

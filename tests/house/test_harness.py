@@ -78,7 +78,7 @@ def test_one_that_is_alone_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_quick() -> None:
-    assert durations.is_quick(0.9, 0.1, 0)
-    assert not durations.is_quick(1.1, 0.1, 0)
-    assert not durations.is_quick(0.9, 0.3, 0)
-    assert not durations.is_quick(0.1, 0.1, 1)
+    assert durations.is_quick(0.4, 0.09, 0)
+    assert not durations.is_quick(0.6, 0.09, 0)
+    assert not durations.is_quick(0.4, 0.2, 0)
+    assert not durations.is_quick(0.05, 0.05, 1)

@@ -3,10 +3,10 @@ and nothing was written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pythons
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
@@ -19,9 +19,8 @@ TRAINED = 6
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer() as server:
-        yield server
+def server() -> JobServer:
+    return JobServer(forks=pythons.server())
 
 
 @pytest.fixture
@@ -191,6 +190,7 @@ def test_a_lost_store(trained: Try, rank: int) -> None:
 def test_a_damaged_store(trained: Try) -> None:
     with trained.store(1).open("r+b") as file:
         file.truncate(5000)
+    trained.timeout = 4  # which the other rank waits for it
     kinds = "CorruptStoreError MismatchError MixedStoresError PeerLostError"
     all_raise(trained, "trains:12", kinds, "rank 1|run1.pm")
 

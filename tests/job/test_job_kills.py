@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import pythons
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
@@ -18,9 +18,8 @@ DOMAINS = ("process", "file")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer() as server:
-        yield server
+def server() -> JobServer:
+    return JobServer(forks=pythons.server())
 
 
 def combinations() -> list[Any]:

@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pythons
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
@@ -21,9 +23,14 @@ import pmstore
 
 PROGRAM = """
 import faulthandler, logging, os, sys, time
+said = os.open(f"{sys.argv[1]}/said{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.dup2(said, 1)
+os.dup2(said, 2)
 from datetime import timedelta
 import torch, torch.distributed as dist
 import pmstore, pmstore.torch
+from pmstore.job import peers
+peers._TELL_SECONDS = 3.0
 folder, case, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
 torch.set_num_threads(1)
 logging.basicConfig(level=logging.WARNING, format="LOG %(message)s")
@@ -58,23 +65,30 @@ with pmstore.open(f"{folder}/run{rank}.pm", domain="process") as store:
 
 
 class Ranks:
-    def __init__(self, folder: Path, world: int, case: str, timeout: float) -> None:
+    def __init__(
+        self, folder: Path, world: int, case: str, timeout: float, *, end: bool = False
+    ) -> None:
+        """end: they end as the interpreter does, which a fork of another process does not."""
         self.folder, port = folder, str(free_port())
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        self.processes = []
+        words = ["-c", PROGRAM, str(folder), case, str(timeout)]
+        self.processes: list[Any] = []
         for rank in range(world):
-            with (folder / f"said{rank}").open("w") as said:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-c", PROGRAM, str(folder), case, str(timeout)],
-                        env={**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-                        stdout=said,
-                        stderr=said,
-                    )
-                )
+            env = {**os.environ, **place, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+            self.processes.append(
+                subprocess.Popen([sys.executable, *words], env=env)
+                if end
+                else pythons.start(words, env=env)
+            )
 
     def said(self, rank: int) -> str:
-        return (self.folder / f"said{rank}").read_text()
+        file = self.folder / f"said{rank}"
+        return file.read_text() if file.exists() else ""
+
+    def ended(self, rank: int) -> int | None:
+        """Its status, soon."""
+        self.processes[rank].communicate(timeout=20)
+        return self.processes[rank].returncode  # type: ignore[no-any-return]
 
     def until(self, rank: int, word: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
@@ -91,7 +105,7 @@ class Ranks:
     def end(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
+            process.communicate(timeout=30)
 
 
 @pytest.fixture
@@ -106,32 +120,32 @@ def test_a_rank_that_cannot_open_its_store(shm: Path, started: list[Ranks]) -> N
     """The other hears of it, long before the timeout, also where that rank has torch's store of
     addresses."""
     with pmstore.open(shm / "run0.pm"):
-        started.append(ranks := Ranks(shm, 2, "opens", 300))
+        started.append(ranks := Ranks(shm, 2, "opens", 300, end=True))
         ranks.until(1, "permanent False")
         ranks.until(1, "PeerLostError: .*: rank 0 .it has ended: StoreLockedError: ")
-        assert ranks.processes[1].wait(20) == 1
+        assert ranks.ended(1) == 1
 
 
 def test_a_rank_whose_store_will_never_open(shm: Path, started: list[Ranks]) -> None:
     (shm / "run1.pm").write_bytes(b"something else" * 1000)
-    started.append(ranks := Ranks(shm, 2, "opens", 300))
+    started.append(ranks := Ranks(shm, 2, "opens", 300, end=True))
     ranks.until(0, "permanent True")
     ranks.until(0, "PeerLostError: .*: rank 1 .it has ended: NotAStoreError: ")
-    assert ranks.processes[0].wait(20) == 1
+    assert ranks.ended(0) == 1
 
 
 def test_only_the_ranks_that_are_late_are_named(shm: Path, started: list[Ranks]) -> None:
-    started.append(ranks := Ranks(shm, 3, "late", 12))
+    started.append(ranks := Ranks(shm, 3, "late", 6))
     for rank in range(2):
-        ranks.until(rank, r"LOG rank \d of 3 has waited for 10 seconds: rank 2 did not come")
+        ranks.until(rank, r"LOG rank \d of 3 has waited for 3 seconds: rank 2 did not come")
         ranks.until(rank, "PeerLostError: .*: rank [012].* is lost, or did not come")
     assert any("of 3: rank 2 is lost, or did not come" in ranks.said(one) for one in range(2))
 
 
 def test_only_the_rank_that_does_not_commit_is_named(shm: Path, started: list[Ranks]) -> None:
-    started.append(ranks := Ranks(shm, 3, "in turn", 12))
+    started.append(ranks := Ranks(shm, 3, "in turn", 6))
     for rank in range(2):
-        ranks.until(rank, "LOG rank . of 3 has waited for 10 seconds: rank 2 did not commit")
+        ranks.until(rank, "LOG rank . of 3 has waited for 3 seconds: rank 2 did not commit")
         ranks.until(rank, "PeerLostError")
     assert any("of 3: rank 2 is lost, or did not commit" in ranks.said(one) for one in range(2))
 

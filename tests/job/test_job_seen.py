@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pythons
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
@@ -20,9 +20,8 @@ from pmstore.commands.application import app
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer() as server:
-        yield server
+def server() -> JobServer:
+    return JobServer(forks=pythons.server())
 
 
 def seen(job: Try, *ranks: int) -> tuple[int, dict[str, Any]]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import pythons
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
@@ -29,14 +30,13 @@ STEPS = 40
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer() as server:
-        yield server
+def server() -> JobServer:
+    return JobServer(forks=pythons.server())
 
 
 @pytest.fixture
 def job(server: JobServer, shm: Path) -> Try:
-    return Try(server, shm, timeout=6)
+    return Try(server, shm, timeout=4)
 
 
 def lost(outcome: Outcome | None, rank: int) -> None:

@@ -79,12 +79,20 @@ class JobServer:
     """Also a context manager, which ends the server and with it all ranks.
 
     package: whose modules have the functions of ranks; those named are imported before the forks.
+    forks: a server that others have, too; it finds the package, and is not ended.
     """
 
     def __init__(
-        self, package: str = __package__, modules: Sequence[str] = ("life", "bad")
+        self,
+        package: str = __package__,
+        modules: Sequence[str] = ("life", "bad"),
+        forks: ForkServer | None = None,
     ) -> None:
         self._package = package
+        self._shared = forks is not None
+        if forks is not None:
+            self._forks = forks
+            return
         # the first optimizer imports torch._dynamo: here once, before the forks
         imported = [f"{package}.{module}" for module in modules]
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # none that a fork loses
@@ -121,7 +129,8 @@ class JobServer:
 
     def close(self) -> None:
         """Idempotent."""
-        self._forks.close()
+        if not self._shared:
+            self._forks.close()
 
     def __enter__(self) -> JobServer:
         return self

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,6 @@ pytestmark = pytest.mark.skipif(find_spec("accelerate") is None, reason="not ins
 
 KILLS = 4
 STEPS = 18
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 def lived(server: ForkServer, name: str, folder: Path, *args: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ alone."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,6 @@ PLACES = {
 """Of each program, where it dies."""
 KILLS = 2 if ALL else 1
 """At each place."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 def end_of(store: Path) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,12 +16,6 @@ CHECKS = (
     *("an_exception", "two_ranks", "the_example", "goes_on_after_its_end", "ended_by_an_error"),
     *("losses", "an_exception_of_one_that_is_gone", "told_to_stop"),
 )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,6 @@ CASES = (
     *("shuffles_unseeded", "streams", "workers", "streams_by_worker"),
 )
 KILLS = 3
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 def lived(server: ForkServer, name: str, case: str, folder: Path, *args: Any) -> dict[str, Any]:

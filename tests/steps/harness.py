@@ -19,6 +19,7 @@ from jobs.server import JobServer, Ranks
 from programs.bits import Bits, differences
 
 from crashtests import cases
+from pmstore.testing import ForkServer
 
 from .drawing import Program, draw
 
@@ -88,9 +89,9 @@ class _Life:
     said: str
 
 
-def server() -> JobServer:
+def server(forks: ForkServer | None = None) -> JobServer:
     """A process that has imported what programs need, and forks."""
-    return JobServer(__package__, ["life"])
+    return JobServer(__package__, ["life"], forks)
 
 
 def examine(program: Program, forks: JobServer, ends: int = 5) -> Report:

@@ -1,3 +1,3 @@
-from needs_torch import one_thread, path, pytest_pycollect_makemodule, store
+from needs_torch import one_thread, path, pytest_pycollect_makemodule, server, store
 
-__all__ = ["one_thread", "path", "pytest_pycollect_makemodule", "store"]
+__all__ = ["one_thread", "path", "pytest_pycollect_makemodule", "server", "store"]

@@ -25,6 +25,8 @@ import pmstore
 from pmstore.torch import Run, attach
 
 EPOCHS = 2
+SAMPLES = 13
+"""Of an epoch: five batches of three, the last one short. Each step is a child."""
 
 
 class Steps:
@@ -90,10 +92,10 @@ class Noisy(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         noise = torch.rand(3) + random.random() + np.random.rand()
-        return (torch.full((3,), index / 19) + 0.1 * noise).float()
+        return (torch.full((3,), index / SAMPLES) + 0.1 * noise).float()
 
     def __len__(self) -> int:
-        return 19
+        return SAMPLES
 
 
 def looking_ahead(batches: Iterator[Any], held: int) -> Iterator[Any]:

@@ -130,12 +130,6 @@ def work(ack: Callable[[int], None], path: str, mode: str, how: dict[str, Any]) 
     ack(ended)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
-
-
 class Lives:
     """Of one training; and what it is if it is left alone."""
 

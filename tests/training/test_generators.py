@@ -204,7 +204,7 @@ WORKERS: dict[str, Callable[[], Any]] = {
     ),
     "workers live on": lambda: DataLoader(Augmented(), 3, num_workers=2, persistent_workers=True),
 }
-EPOCHS = 3
+EPOCHS = 2
 EACH_STEP = {("numpy", 0), ("collate", 2), ("renewed", 0), ("curriculum", 2)}
 """Killed at each step in `make test`, too."""
 

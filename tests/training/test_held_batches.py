@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from forks import Noisy, compare, looking_ahead
+from forks import SAMPLES, Noisy, compare, looking_ahead
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -23,12 +23,12 @@ from pmstore.torch import LookaheadError, RolledBackError, Run, attach
 
 class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
-        for index in range(19):
+        for index in range(SAMPLES):
             yield torch.full((3,), float(index)) + torch.rand(3) + random.random()
 
 
 def quiet() -> TensorDataset:
-    return TensorDataset(torch.arange(57.0).reshape(19, 3) / 57)
+    return TensorDataset(torch.arange(3.0 * SAMPLES).reshape(SAMPLES, 3) / 57)
 
 
 def in_order(batches: int) -> list[torch.Tensor]:
@@ -40,7 +40,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "quiet": lambda **given: DataLoader(quiet(), batch_size=4, shuffle=True, **given),
     "workers": lambda **given: DataLoader(Noisy(), 4, shuffle=True, num_workers=2, **given),
     "stream": lambda **given: DataLoader(Stream(), batch_size=4, **given),
-    "short": lambda **given: DataLoader(Noisy(), batch_size=16, shuffle=True, **given),
+    "short": lambda **given: DataLoader(Noisy(), batch_size=11, shuffle=True, **given),
     "list": lambda **given: in_order(5),
 }
 BY_EPOCH = pytest.mark.parametrize("by_epoch", [False, True], ids=["one loop", "epochs"])

@@ -658,12 +658,6 @@ def check(path: Path, kinds: dict[str, Any]) -> None:
     assert [one.problem for one in found if one.problem] == []
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
-
-
 @pytest.mark.parametrize(
     ("domain", "kinds"), [("process", {}), ("file", {"optimizer": "native-adamw"})]
 )

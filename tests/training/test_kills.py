@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,6 @@ def work(ack: Callable[[int], None], path: str, domain: str, kinds: dict[str, An
         ack(0)
         train(store, job, STEPS, STEPS)
         ack(STEPS)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 @pytest.mark.parametrize("domain", ["file", "process"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,6 @@ def work(ack: Callable[[int], None], path: str, kinds: dict[str, Any]) -> None:
         ack(0)
         Gan(**kinds).train(store, STEPS)
         ack(STEPS)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -318,12 +318,6 @@ def work(ack: Callable[[int], None], path: str, domain: str, kinds: dict[str, An
         ack(STEPS)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
-
-
 @pytest.mark.parametrize("domain", ["process", "file"])
 def test_kills(tmp_path: Path, server: ForkServer, domain: str) -> None:
     """At any instruction, and at the engine's writes: what is found is a step's end, whole; the end

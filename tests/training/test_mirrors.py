@@ -637,12 +637,6 @@ def work(ack: Callable[[int], None], path: str, domain: str) -> None:
             ack(step)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as made:
-        yield made
-
-
 def test_kills(server: ForkServer, shm: Path, disk: Path, domain: str) -> None:
     """At any instruction, and at the engine's writes: never half a mirror, never without the rest
     of its commit."""

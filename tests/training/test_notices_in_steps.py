@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,6 @@ from pmstore.testing import ForkServer
 from pmstore.torch import AttachError, Run, attach
 
 STEPS = 20
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 def work(ack: Callable[[int], None], path: str, kinds: dict[str, Any], seconds: float) -> None:

@@ -11,7 +11,7 @@ import mmap
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,6 @@ def work(
                 os.ftruncate(file, pages * mmap.PAGESIZE)
             ack(step)
             optimizer.step()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ PARTIAL = Resume(model="partial")
 
 def stored(path: Path, before: dict[str, Any], most: int = 7) -> dict[str, Any]:
     """Of a run of so many steps: its tensors, and its optimizer's state by parameter."""
-    with pmstore.open(path) as store:
+    with pmstore.open(path, size="2MiB") as store:  # which is copied, again and again
         given = program(**before)
         run, _ = train(store, given, most)
         state = given["optimizer"].state
@@ -406,12 +406,6 @@ def work(ack: Callable[[int], None], path: str) -> None:
         ack(0)
         pmstore.torch.attach(store, **given, resume=resume).detach()
         ack(1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 def test_killed_in_the_middle_it_is_as_before_or_whole(path: Path, server: ForkServer) -> None:

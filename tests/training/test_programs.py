@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
@@ -22,15 +20,9 @@ KILLS = harness.KILLS if ALL else 2
 REFUSED = {name: one for name, one in registry.load().items() if one.refused}
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[ForkServer]:
-    with harness.server() as server:
-        yield server
-
-
 @pytest.mark.parametrize("name", CHOSEN)
-def test_programs_end_with_the_same_bits(name: str, forks: ForkServer) -> None:
-    found = cases.examine("programs", harness.every().index(CHOSEN[name]), KILLS, forks)
+def test_programs_end_with_the_same_bits(name: str, server: ForkServer) -> None:
+    found = cases.examine("programs", harness.every().index(CHOSEN[name]), KILLS, server)
     assert not found.problems
     assert found.counts["kills"] >= KILLS
     assert found.counts["in step"] >= len(CHOSEN[name].stops)
@@ -38,15 +30,15 @@ def test_programs_end_with_the_same_bits(name: str, forks: ForkServer) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_programs_that_would_lose_something_are_refused(name: str, forks: ForkServer) -> None:
-    assert not harness.examine(REFUSED[name], forks).problems
+def test_programs_that_would_lose_something_are_refused(name: str, server: ForkServer) -> None:
+    assert not harness.examine(REFUSED[name], server).problems
 
 
 @pytest.mark.parametrize(
     ("name", "found"), [("forgetful", ["kill", "term", "raise", "break"]), ("hasty", ["term"])]
 )
-def test_the_harness_finds_faults(name: str, found: list[str], forks: ForkServer) -> None:
-    report = harness.examine(registry.PROGRAMS[name], forks)
+def test_the_harness_finds_faults(name: str, found: list[str], server: ForkServer) -> None:
+    report = harness.examine(registry.PROGRAMS[name], server)
     assert [problem.partition(":")[0] for problem in report.problems] == found
 
 

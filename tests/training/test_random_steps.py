@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install 'pmstore[torch]'")
 
+from jobs.server import JobServer
+
 from crashtests import cases
+from pmstore.testing import ForkServer
 from tests.steps import harness
 from tests.steps.drawing import draw
 
@@ -18,20 +19,19 @@ CHOSEN = (1, 7, 9, 11, 14, 29, 33)
 """Seeds: heads, tails, `ahead`, mirrors, slots, a guard, a disk, a run that is asked for more."""
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Any]:
-    with harness.server() as server:
-        yield server
+@pytest.fixture
+def forks(server: ForkServer) -> JobServer:
+    return harness.server(server)
 
 
 @pytest.mark.parametrize("seed", CHOSEN)
-def test_each_write_is_done_once(seed: int, forks: Any) -> None:
+def test_each_write_is_done_once(seed: int, forks: JobServer) -> None:
     found = cases.examine("steps", seed, 3, forks)
     assert not found.problems
     assert found.counts.total() > found.counts["lives"]
 
 
-def test_a_job_of_two_ranks(forks: Any) -> None:
+def test_a_job_of_two_ranks(forks: JobServer) -> None:
     assert draw(15).world == 2
     found = cases.examine("steps", 15, 2, forks)
     assert not found.problems
@@ -52,6 +52,6 @@ def test_the_choice_has_all_kinds() -> None:
     assert any(len(one.stages) > 1 for one in programs)
 
 
-def test_the_harness_finds_what_a_program_forgets(forks: Any) -> None:
+def test_the_harness_finds_what_a_program_forgets(forks: JobServer) -> None:
     report = harness.examine(replace(draw(0), forgets=True), forks, ends=3)
     assert any("other bits" in problem for problem in report.problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,6 @@ def work(ack: Callable[[int], None], path: str, domain: str, kind: str, mirror: 
             run.commit()
             ack(run.step)
         torch.save(model.state_dict(), f"{path}.state")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent)]) as server:
-        yield server
 
 
 def plain(kind: str) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,6 @@ def _kill(program: Program) -> None:
 ENDS: dict[str, Callable[[Program], None]] = {
     one.__name__: one for one in (_exception, _interrupt, _exit_1, _exit_0, _close, _os_exit, _kill)
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent), str(Path(__file__).parents[1])]) as server:
-        yield server
 
 
 @pytest.mark.parametrize("end", ENDS)

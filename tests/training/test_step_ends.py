@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
 from types import FrameType
@@ -31,10 +31,18 @@ import pmstore.torch.optim
 from pmstore.course import read
 from pmstore.scheduler import Auto, CommitScheduler, EveryN
 from pmstore.testing import ForkServer, kill_at_primitive
-from pmstore.torch import Job, Run, attach
+from pmstore.torch import Job, Run, attach, load
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch.parts import Pieces
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+
+
+def weights(model: nn.Module) -> list[float]:
+    return [number for one in model.parameters() for number in one.flatten().tolist()]
 
 
 class Training:
@@ -42,7 +50,7 @@ class Training:
 
     def __init__(self, store: pmstore.Store, slots: bool = False, **given: Any) -> None:
         torch.manual_seed(1)
-        self.model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        self.model = layers()
         kind: Any = pmstore.torch.optim.AdamW if slots else torch.optim.AdamW
         self.optimizer: Any = kind(self.model.parameters(), lr=1e-2)
         self.run: Run = attach(store, model=self.model, optimizer=self.optimizer, **given)
@@ -55,7 +63,7 @@ class Training:
         return loss.detach()
 
     def weights(self) -> list[float]:
-        return [number for one in self.model.parameters() for number in one.flatten().tolist()]
+        return weights(self.model)
 
 
 # ---- what is refused
@@ -259,12 +267,6 @@ def duration(step: int) -> float:
     return 0.4 * drawn if drawn < 0.95 else 2.5
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer([str(Path(__file__).parent), str(Path(__file__).parents[1])]) as server:
-        yield server
-
-
 def trains(ack: Callable[[int], None], path: str, way: str = "", after: int = 0) -> None:
     """Acknowledges each step when its work is done, before it ends. way: in which it is killed, at
     a random moment, after so many steps: it trains until then, however fast this machine is."""
@@ -359,42 +361,44 @@ def _replace(training: Training, _: int) -> None:
 
 @pytest.mark.parametrize("slots", [False, True])
 def test_an_interrupt_while_new_parameters_are_followed(shm: Path, slots: bool) -> None:
-    """Wherever it comes: the step that is ended after it trains what the model computes with."""
-
-    def train(path: Path, interrupt: int) -> tuple[bool, list[float]]:
-        with pmstore.open(path, size="8MiB") as store:
-            training = Training(store, slots)
-            with training.run.next_step():
-                training.update()
-            training.run.commit()
-            with training.run.next_step():
-                _replace(training, 0)
-            interrupted = _end(training, interrupt)
-            trained = {
-                id(one) for group in training.optimizer.param_groups for one in group["params"]
-            }
+    """Wherever it comes: the step that is ended after it trains what the model computes with. One
+    run goes on past all interrupts, beside one that has none."""
+    path, alone = shm / "run.pm", layers()
+    with (
+        pmstore.open(path, size="8MiB") as store,
+        pmstore.open(shm / "whole.pm", size="8MiB") as beside,
+    ):
+        training, whole = Training(store, slots), Training(beside, slots)
+        for one in (training, whole):
+            with one.run.next_step():
+                one.update()
+            one.run.commit()
+        line, interrupted = 0, True
+        while interrupted:
+            line += 1
+            for one in (training, whole):
+                with one.run.next_step():
+                    _replace(one, 0)
+            whole.run.commit()
+            interrupted = _end(training, line)
+            groups = training.optimizer.param_groups
+            trained = {id(one) for group in groups for one in group["params"]}
             assert trained == set(map(id, training.model.parameters()))
             assert trained >= set(map(id, training.optimizer.state))
-            with training.run.next_step():
-                training.update()
-            training.run.commit()
-            held = training.weights()
-        with pmstore.open(path) as store:
-            again = Training(store, slots)
-            assert again.run.step == 3
-            assert again.weights() == held
-        return interrupted, held
-
-    _, want = train(shm / "whole.pm", 0)
-    line = 1
-    while True:
-        interrupted, held = train(shm / f"{line}.pm", line)
-        (shm / f"{line}.pm").unlink()
-        assert held == want, f"interrupted at line {line}"
-        if not interrupted:
-            break
-        line += 1
+            for one in (training, whole):
+                with one.run.next_step():
+                    one.update()
+                one.run.commit()
+            assert training.weights() == whole.weights(), f"interrupted at line {line}"
+            load(path, alone)
+            assert weights(alone) == training.weights()
+        assert training.run.step == whole.run.step == 1 + 2 * line
+        held = training.weights()
     assert line > 30
+    with pmstore.open(path) as store:
+        again = Training(store, slots)
+        assert again.run.step == 1 + 2 * line
+        assert again.weights() == held
 
 
 # ---- what a step writes is declared
