@@ -158,7 +158,7 @@ static void landings_are_refused(void)
     pms_landing_free(l);
     uint32_t d = digest(p);
     l = landing_of(p, src);
-    CHECK(pms_landing_start(p, l, &e) == PMS_E_INDOUBT);
+    CHECK(pms_landing_start(p, l, PMS_LANDING_NEW, &e) == PMS_E_INDOUBT);
     CHECK(pms_landing_arm(p, l, &e) == PMS_E_INDOUBT && !p->tx.landing);
     pms_landing_free(l);
     MUST(pms_allow(p, &e));
