@@ -152,7 +152,7 @@ static void landings_are_refused(void)
     struct pms_pool *p = begin();
     memset(src, 5, sizeof src);
     struct pms_landing *l = landing_of(p, src);
-    MUST(pms_landing_start(p, l, &e));
+    MUST(pms_landing_start(p, l, PMS_LANDING_NEW, &e));
     pms_landing_wait(l, PMS_LANDING_DONE, -1);
     CHECK(pms_landing_result(l, &e) == PMS_OK && pms_in_doubt(p));
     pms_landing_free(l);
