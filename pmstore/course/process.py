@@ -13,52 +13,61 @@ from pathlib import Path
 from pmstore._base.version import VERSION
 from pmstore.course.records import COMMAND_MAX
 
-_SECRET = re.compile(r"passw|secret|credential|(token|key)([^a-z]|$)", re.IGNORECASE)
-_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_SECRET = re.compile(
+    r"passw|pwd|secret|credential|auth(?!ors?(?![a-z]))|bearer|signature|(token|keys?)(?![a-z])",
+    re.IGNORECASE,
+)
+_OPTION = re.compile("--?[A-Za-z][^=:]*")
+_VALUE = re.compile(r"[=:].*", re.DOTALL)
+_IN_URL = re.compile(r"(?<=://)\S+(?=@)")
+_LONG = 10_000
 _REVISION = re.compile("[0-9a-f]{40,64}")
 
 
 @cache
 def this_process() -> dict[str, str]:
-    """Returns what this process is, in words."""
-    return {
-        "command": command_line(sys.orig_argv),
-        "host": os.uname().nodename,
-        "revision": _revision_here(),
-        "python": sys.version.split()[0],
-        "pmstore": VERSION,
-    }
+    """Returns what this process is, in words. What is not known is left out: a training does not
+    fail because of it, whatever a launcher has made of `sys`."""
+    told = {"python": sys.version.split()[0], "pmstore": VERSION}
+    with suppress(Exception):
+        told["host"] = os.uname().nodename
+    with suppress(Exception):
+        told["command"] = command_line([*map(str, getattr(sys, "orig_argv", None) or sys.argv)])
+    for of in (_of_program, Path.cwd):
+        with suppress(Exception):
+            if found := revision(of()):
+                return {**told, "revision": found}
+    return told
 
 
 def command_line(words: list[str]) -> str:
-    """Returns the words of a command line as one text, as a shell takes them. The values of options
-    that are named like a secret are masked.
+    """Returns the words of a command line as one text, as a shell takes them. What stands behind a
+    name like that of a secret is masked.
 
     >>> command_line(["python", "train.py", "--lr", "0.1", "--hf-token", "abc", "api_key=def"])
     "python train.py --lr 0.1 --hf-token '***' 'api_key=***'"
-    >>> command_line(["train", "--max-tokens=512", "s3://me:pass@host/data"])
+    >>> command_line(["train", "--max-tokens=512", "s3://me:p@ss@host/data"])
     "train --max-tokens=512 's3://***@host/data'"
     """
     import shlex
 
     told, hidden = [], False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        secret = _SECRET.search(name) is not None
-        if hidden and not word.startswith("-"):
-            word = "***"
-        elif secret and equals:
-            word = f"{name}=***"
+    for word in words[:COMMAND_MAX]:
+        word = word[:_LONG]
+        found = _SECRET.search(word)
+        if hidden and not word.startswith("--"):
+            word, found = "***", None
+        hidden = found is not None and _OPTION.fullmatch(word) is not None
+        if found is not None and not hidden:
+            name = found.end()
+            word = word[:name] + _VALUE.sub(lambda value: f"{value[0][0]}***", word[name:])
         told.append(_IN_URL.sub("***", word))
-        hidden = secret and not equals and word.startswith("-")
     return shlex.join(told)[:COMMAND_MAX]
 
 
-def _revision_here() -> str:
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    with suppress(OSError, ValueError):
-        return (revision(Path(main).resolve().parent) if main else "") or revision(Path.cwd())
-    return ""
+def _of_program() -> Path:
+    """Returns the folder of the program. Raises: KeyError, TypeError: it is no file."""
+    return Path(vars(sys.modules["__main__"])["__file__"]).resolve().parent
 
 
 def revision(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """Says where the course of a run lies in its store: under nine names in `pmstore.course/<run>`,
-about 150 KiB. Those of decisions and tiers are made with the first decision or tier.
+about 150 KiB, and more where `lives` has long texts (0.5 MiB at most). Those of decisions and tiers
+are made with the first decision or tier.
 
 `steps`: of the newest 512 steps a row each. That of step s is at s % 512.
 `curve`: the whole run, in 1024 buckets. Bucket i holds the steps i * width to (i + 1) * width - 1.
@@ -116,7 +117,7 @@ REWINDS = ("rewinds", (64, len(Rewind)))
 LIVES = "lives"
 COMMAND_MAX = 2000
 """How many characters of a command line are kept."""
-CHANGES_MAX = 32
+CHANGES_MAX = 16
 """How many changed settings of a life are kept."""
 TIERS = ("tiers", (16, len(Tier)))
 TOTALS = ("totals", (1, len(Total)))

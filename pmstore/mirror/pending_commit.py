@@ -74,14 +74,14 @@ class PendingCommit:
         """Starts it, and returns when nothing that is stored later is part of it. Interrupted
         before that, it does not happen, or it is as if `fence` had been called.
 
-        fenced: as if `fence` had been called, before anything can interrupt.
+        fenced: as if `fence` had been called, before anything can interrupt; unless a device copies
+            beside memory of the host.
         """
-        phase = NEW
-        for batch in self._batches if fenced else ():
-            if not batch.fence():
-                phase = COPIED
+        waits = [batch for batch in self._batches if fenced and not batch.fence()]
+        may_fail = any(batch.may_fail for batch in self._batches)
         try:
-            self._landing.start(phase)
+            # copies that may never come are waited for here, where they are looked after
+            self._landing.start(COPIED if waits and not may_fail else NEW)
         except BaseException:
             if not self.started:
                 # another thread may wait for it already
@@ -89,10 +89,10 @@ class PendingCommit:
                 raise
             self.fence()
             raise
-        if any(batch.may_fail for batch in self._batches):
+        if may_fail:
             Worker("pmstore-mirror", self._watch).start()
         try:
-            self._wait_for(SEALED, None)
+            self._wait_for(COPIED if waits else SEALED, None)
         except BaseException:
             self._landing.give_up()
             self.fence()

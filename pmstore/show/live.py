@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -105,8 +106,9 @@ def _run(rows: _Rows, of: Watched, run: RunState, width: int, lines: int, blocks
     losses = [one.loss for one in whole]
     drawn = curve(losses, max(width, 10), lines, blocks, logarithmic=True)
     if drawn:
-        last = next(loss for loss in reversed(losses) if loss == loss)
-        rows.add("loss", number(last))
+        # what was logged is newer than the course, and says where a loss is not finite
+        last = run.logged.get("loss", losses[-1])
+        rows.add("loss", number(last) if math.isfinite(last) else str(last))
         rows.table.add_row("", Text("\n".join(drawn), "green", no_wrap=True))
     if lines >= _ROOMY:
         others = [name for name in run.lately if name not in ("loss", "lr")]

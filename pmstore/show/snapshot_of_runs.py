@@ -108,9 +108,10 @@ class RunState:
         return max(0.0, self.epochs - done) * self.step / done / rate
 
     def _figures(self) -> list[tuple[str, float]]:
-        """Returns what the program logged under the names that it used first. If it logged nothing,
-        that is the loss that it gave."""
-        found = {name: value for name, value in self.logged.items() if name != "lr"}
+        """Returns the loss, and what the program logged under the names that it used first. If it
+        logged nothing, that is the loss that it gave."""
+        names = sorted(self.logged, key=lambda name: name != "loss")
+        found = {name: self.logged[name] for name in names if name != "lr"}
         if not found and self.course is not None:
             losses = [one.loss for one in self.course.whole() if one.loss == one.loss]
             return [("loss", losses[-1])] if losses else []

@@ -86,7 +86,7 @@ def test_info_begins_with_the_run(trained: Path) -> None:
     first, *rest = run("info", trained).splitlines()
     words = first.split(None, 1)[1].split(" \N{MIDDLE DOT} ")
     assert words[0] == ("step 12 of 12" if by_steps else "step 12")
-    assert words[1:4] == ["accuracy 0.12", "loss 12", "once 7.5"]
+    assert words[1:4] == ["loss 12", "accuracy 0.12", "once 7.5"]
     assert words[4] == "lr 0.0625"
     assert ("epoch 3 of 3" in words) is not by_steps
     assert "1 life, 0 kills" in words
@@ -178,6 +178,27 @@ def test_each_life_is_told_also_after_a_rewind(shm: Path) -> None:
         ("lr of the optimizer, group 0", "0.5", "0.25", 'lr="program"'),
     )
     assert {one.life.torch for one in told.starts} == {str(torch.__version__)}
+
+
+def test_the_loss_stands_first_also_where_it_is_not_finite(shm: Path) -> None:
+    """In `info` and in both places of `top`."""
+    with pmstore.open(shm / "nan.pm", size="2MiB") as store:
+        made = attach(store, model=torch.nn.Linear(1, 1))
+        for step in made.steps(8):
+            made.log(a=1.0, b=2.0, c=3.0)
+            made.log(loss=0.5 if step < 5 else math.nan)
+    assert "step 8 of 8 · loss nan · a 1 · b 2 · " in run("info", shm / "nan.pm")
+    shown = run("top", "--once", shm / "nan.pm")
+    assert "loss nan" in shown
+    assert re.search(r"^\W*loss +nan\b", shown, re.MULTILINE)
+
+
+def test_a_number_that_is_larger_than_a_float(shm: Path) -> None:
+    with pmstore.open(shm / "large.pm", size="2MiB") as store:
+        made = attach(store, model=torch.nn.Linear(1, 1))
+        for _ in made.steps(1):
+            with pytest.raises(ValueError, match=r"run\.log\(huge="):
+                made.log(huge=10**400)
 
 
 def test_kills_are_of_the_run_that_was_trained(shm: Path) -> None:

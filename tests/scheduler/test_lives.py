@@ -11,7 +11,7 @@ import pytest
 
 import pmstore
 from pmstore.course import Course, Told, read
-from pmstore.course.process import command_line, revision
+from pmstore.course.process import command_line, revision, this_process
 from pmstore.course.records import CHANGES_MAX, COMMAND_MAX
 from tests.courses import begin, train
 
@@ -114,11 +114,56 @@ def test_the_revision_is_read_where_git_has_it(tmp_path: Path) -> None:
     assert revision(code) == ""
 
 
-def test_values_of_secrets_are_not_kept() -> None:
-    words = ["python", "-m", "train", "--WANDB_API_KEY", "s1", "--password=s2", "--token", "s3"]
-    told = command_line([*words, "secret=s4", "https://me:s5@host/x", "--keys", "3", "--key"])
-    assert "python -m train --WANDB_API_KEY" in told
-    assert told.count("***") == 5
-    assert not [n for n in range(1, 6) if f"s{n}" in told]
-    assert "--keys 3 --key" in told
-    assert len(command_line(["x" * 10**5])) == COMMAND_MAX
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--WANDB_API_KEY", "~~"],
+        ["--password=~~"],
+        ["--password", "-~~"],
+        ["--token", "~~"],
+        ["secret=~~"],
+        ["--api-keys", "~~"],
+        ["--auth", "me:~~"],
+        ["--set=api_key=~~"],
+        ["--env", "A=1,HF_TOKEN=~~"],
+        ["--config", '{"password":"~~"}'],
+        ["-c", "a=1; password='~~'"],
+        ["--header", "Authorization: Bearer ~~"],
+        ["https://me:~~@host/x"],
+        ["s3://me:p@~~@host/x"],
+        ["s3://me:p/~~@host/x"],
+        ["https://host/x?a=1&token=~~&b"],
+        ["https://host/x?X-Amz-Signature=~~"],
+    ],
+)
+def test_a_secret_is_not_kept(words: list[str]) -> None:
+    told = command_line(["python", "-m", "train", *words, "--lr", "0.1"])
+    assert "~~" not in told
+    assert told.startswith("python -m train ")
+    assert told.endswith(" --lr 0.1")
+
+
+def test_what_is_no_secret_is_kept() -> None:
+    words = ["python", "train_keyed.py", "--max-tokens=512", "--author", "me", "--tokenizer", "bpe"]
+    assert command_line(words) == " ".join(words)
+    assert len(command_line(["x" * 10**6] * 100)) == COMMAND_MAX
+
+
+@pytest.mark.parametrize("words", ["none", None, ["python", Path("train.py")], ["\udcff"]])
+def test_what_launchers_make_of_sys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Any
+) -> None:
+    """A training does not fail because of what the process is."""
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "a" / "x"), False)
+    if words == "none":
+        monkeypatch.delattr(sys, "orig_argv")
+    else:
+        monkeypatch.setattr(sys, "orig_argv", words)
+    this_process.cache_clear()
+    try:
+        with begin(tmp_path / "run.pm") as store:
+            train(store, Course(store, "run"), 2)
+            assert told(store).starts[-1].life.pmstore == pmstore.__version__
+    finally:
+        this_process.cache_clear()

@@ -14,7 +14,7 @@ from pmstore.torch.settings import Settings, same
 SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 """Hyperparameters that a scheduler writes when it is made."""
 
-_TOLD = 200
+_TOLD = 100
 """How many characters of a setting are kept."""
 Answers = tuple[tuple[str, str], ...]
 _FRESH_OR_NOT: Answers = (("optimizer", "program"), ("optimizer", "store"))

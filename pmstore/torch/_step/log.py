@@ -21,7 +21,7 @@ from pmstore.course.logged import Logged
 def number(name: str, value: object) -> Any:
     """A float; or a tensor of one element on an accelerator, which is not waited for.
 
-    Raises: TypeError: it is no real number; ValueError: it is several.
+    Raises: TypeError: it is no real number; ValueError: it is several, or too large.
     """
     if value.__class__ is float:
         return value
@@ -48,7 +48,10 @@ def number(name: str, value: object) -> Any:
         )
     if isinstance(value, torch.Tensor):
         return float(value.item()) if value.is_cpu else value.detach()
-    return float(value)  # type: ignore[arg-type]
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError(f"run.log({name}=...): it is larger than a float can be") from None
 
 
 def _is_small_float(dtype: np.dtype[Any]) -> bool:
