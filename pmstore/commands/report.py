@@ -10,8 +10,18 @@ import typer
 
 from pmstore._base.newfile import write_over
 from pmstore.commands.app import Json, app
-from pmstore.commands.common import answering, ending, fail, reading, tell
-from pmstore.show.report import BEGIN, reported
+from pmstore.commands.common import (
+    ANSWERS,
+    answering,
+    ending,
+    existing,
+    fail,
+    one_line,
+    remark,
+    tell,
+)
+from pmstore.opening import open as open_store
+from pmstore.show.report import BEGIN, Reported, reported
 from pmstore.show.report import report as make
 from pmstore.show.units import size
 
@@ -38,7 +48,8 @@ def report(
     settings, which process trained when, with what command, and what each kill cost; then tiers,
     and what commits cost. Curves of several runs lie over each other, and a table has the settings
     that differ. It needs no network, and is made of each store's last commit, also while a program
-    trains.
+    trains. If some stores cannot be read, the report is of the others and says so; the exit code is
+    then 1.
 
     Example: pmstore report run.pm -o run.html
 
@@ -49,20 +60,44 @@ def report(
             _replaceable(output)
         elif as_json:
             raise fail("--json and the report both go to the output: name a file", 2)
-        told = []
+        told: list[Reported] = []
+        errors: dict[Path, BaseException] = {}
         for path in dict.fromkeys(paths):
-            with reading(path, keep=True) as store:
-                told.append(reported(store))
-        html = make(told).encode(errors="replace")
+            try:
+                told.append(_read(path))
+            except ANSWERS as error:
+                errors[path] = error
+        if not told:
+            existing(paths[0])
+            raise errors[paths[0]]
+        unread = [_line(path, error) for path, error in errors.items()]
+        for line in unread:
+            remark(line)
+        html = make(told, unread=unread).encode(errors="replace")
         mode = 0o666
         for one in told:
             mode &= one.store.permissions
         if output == Path("-"):
             with answering():
                 sys.stdout.buffer.write(html)
-            return
-        write_over(output, html, mode)
-    tell(f"{output}: {size(len(html))}", {"path": str(output), "bytes": len(html)}, as_json)
+        else:
+            write_over(output, html, mode)
+            facts = {"path": str(output), "bytes": len(html), "unread": unread}
+            tell(f"{output}: {size(len(html))}", facts, as_json)
+    if unread:
+        raise SystemExit(1)
+
+
+def _read(path: Path) -> Reported:
+    with open_store(path, "r") as store:
+        store.refresh(keep=True)
+        return reported(store)
+
+
+def _line(path: Path, error: BaseException) -> str:
+    """Says why the path could not be read, in the words of the other commands."""
+    told = "no such store" if isinstance(error, FileNotFoundError) else one_line(error)
+    return told if str(path) in told else f"{path}: {told}"
 
 
 def _replaceable(path: Path) -> None:

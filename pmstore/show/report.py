@@ -112,7 +112,6 @@ class _Section:
     name: str
     title: str
     panels: Sequence[_Panel]
-    none: str = ""
     kind: str = ""
 
 
@@ -133,15 +132,16 @@ def reported(store: Store) -> Reported:
     return Reported(told, tier_contents(store), curves, given)
 
 
-def report(stores: Sequence[Reported], now: float | None = None) -> str:
-    """Returns the HTML file, at most 2 MB, as text. now: when it is made; default: now.
+def report(stores: Sequence[Reported], now: float | None = None, unread: Sequence[str] = ()) -> str:
+    """Returns the HTML file, at most 2 MB, as text. now: when it is made; default: now. unread:
+    of each store that could not be read, a line that says why.
 
     Raises: ValueError: too many stores for so much.
     """
     of = [curves for store in stores for each in store.curves.values() for curves in each.values()]
     for points in _POINTS:
         if sum(min(len(one.step), points) for one in of) * _POINT_BYTES <= BYTES_MOST:
-            made = _report(stores, points, time.time() if now is None else now)
+            made = _report(stores, points, time.time() if now is None else now, unread)
             if len(made.encode(errors="replace")) <= BYTES_MOST:
                 return made
     raise ValueError(
@@ -149,20 +149,21 @@ def report(stores: Sequence[Reported], now: float | None = None) -> str:
     )
 
 
-def _report(stores: Sequence[Reported], points: int, now: float) -> str:
+def _report(stores: Sequence[Reported], points: int, now: float, unread: Sequence[str]) -> str:
     from markupsafe import Markup
 
     titles = _titles(stores)
     runs = list(_runs(stores, titles, points))
-    steps = svg.steps_axis(one for run in runs for one in run.curves.values())
-    none = "There is no training run in it."
+    lines = (one for run in runs for one in run.curves.values())
+    steps = svg.steps_axis(lines, (run.state.step for run in runs))
+    missing = list(_missing(stores, titles, unread))
     sections = (
-        _Section("overview", "Overview", list(_overview(runs)), none),
-        _Section("curves", "Curves", _charts(runs), none, "curves" if runs else ""),
-        _Section("settings", "Settings", list(_settings(runs)), none),
-        _Section("lives", "Lives", list(_lives(runs)), none),
+        _Section("overview", "Overview", [*_overview(runs), *missing]),
+        _Section("curves", "Curves", _charts(runs), "curves"),
+        _Section("settings", "Settings", list(_settings(runs))),
+        _Section("lives", "Lives", list(_lives(runs))),
         _Section("tiers", "Tiers", list(_tiers(stores, titles))),
-        _Section("cost", "What keeping it cost", list(_cost(stores, titles, runs)), "", "folded"),
+        _Section("cost", "What keeping it cost", list(_cost(stores, titles, runs)), "folded"),
     )
     charts = [panel.chart for each in sections for panel in each.panels if panel.chart]
     more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
@@ -170,7 +171,7 @@ def _report(stores: Sequence[Reported], points: int, now: float) -> str:
         title=", ".join(titles[:3]) + more,
         now=moment(now),
         version=VERSION,
-        sections=[one for one in sections if one.panels or one.none],
+        sections=[one for one in sections if one.panels],
         runs=runs,
         marks=Markup(_marks(runs, steps)),  # which escape, as charts do
         drawn={one.name: Markup(svg.draw(one, steps)) for one in charts},
@@ -228,7 +229,11 @@ def _runs(stores: Sequence[Reported], titles: Sequence[str], points: int) -> Ite
             curves = {
                 name: series.thinned(each, points) for name, each in one.curves[state.name].items()
             }
-            given = one.settings[state.name] | _program(state)
+            given = {
+                setting: value
+                for setting, value in (one.settings[state.name] | _program(state)).items()
+                if not any(part.startswith("_") for part in setting.split("."))
+            }
             yield _Run(number, called, state, curves, given)
             number += 1
 
@@ -249,10 +254,11 @@ def _program(state: RunState) -> dict[str, str]:
             found[name] = value
         elif name.startswith("--") and _OPTION.fullmatch(name):
             found[name] = "yes" if following.startswith("--") or not following else following
-    about = {"host": life.host, "revision": life.revision[:12], "torch": life.torch}
+    about = dict(zip(_ABOUT, (life.host, life.revision[:12], life.torch), strict=True))
     return {name: value[:LETTERS] for name, value in (found | about).items() if value.strip("*")}
 
 
+_ABOUT = ("host", "revision", "torch")
 _OPTION = re.compile(r"(--)?[A-Za-z][\w.-]*")
 
 
@@ -285,29 +291,39 @@ _UNKNOWN = ("-", "")
 def _overview(runs: Sequence[_Run]) -> Iterator[_Panel]:
     if len(runs) == 1:
         run = runs[0]
-        rows = [(name, *_figures(run, name)) for name in _names(runs)]
-        table = _Table("Logged values", ("name", "last", "least", "greatest"), rows)
+        figures = [(name, *_figures(run, name)) for name in _names(runs)]
+        table = _Table("Logged values", ("name", "last", "least", "greatest"), figures)
         yield _Panel(run.title, [" \N{MIDDLE DOT} ".join(run.state.facts())], table=table)
     elif runs:
         differ, names = _differing(runs), _names(runs)
-        titles: list[str] = ["run", *differ, "step"]
+        titles = ["run", "step"]
         titles += [f"{name}: {what}" for name in names for what in ("last", "least", "greatest")]
-        rows = [
+        rows: list[Sequence[object]] = [
             (
-                *(run.title, *(run.settings.get(name, "-") for name in differ)),
-                _of(run.state.step, _whole(run.state)),
+                *(run.title, _of(run.state.step, _whole(run.state))),
                 *(cell for name in names for cell in _figures(run, name)),
+                *(_setting(run, name) for name in differ),
                 *_going(run.state),
             )
             for run in runs
         ]
-        titles += _GOING
+        titles += [*differ, *_GOING]
         known = [at for at in range(len(titles)) if any(row[at] != _UNKNOWN for row in rows)]
         told = [[row[at] for at in known] for row in rows]
         said = "A click on a title sorts them; one that is not checked leaves the curves."
         caption = "Runs, and the settings that differ"
         table = _Table(caption, [titles[at] for at in known], told, runs)
         yield _Panel(f"{len(runs)} runs", [said], table=table)
+
+
+def _missing(
+    stores: Sequence[Reported], titles: Sequence[str], unread: Sequence[str]
+) -> Iterator[_Panel]:
+    """Yields what is in no curve, and why."""
+    empty = [title for one, title in zip(stores, titles, strict=True) if not one.store.runs]
+    lines = [*unread, *([f"no training run in: {', '.join(empty)}"] if empty else [])]
+    if lines:
+        yield _Panel("Without curves", lines)
 
 
 _GOING = ("learning rate", "steps a second", "left", "lives", "kills", "trained for", "last step")
@@ -345,7 +361,33 @@ def _figures(run: _Run, name: str) -> list[tuple[str, float | str]]:
 
 def _differing(runs: Sequence[_Run]) -> list[str]:
     names = dict.fromkeys(name for run in runs for name in run.settings)
-    return [name for name in names if len({run.settings.get(name) for run in runs}) > 1]
+    return [name for name in names if len({_rounded(run, name) for run in runs}) > 1]
+
+
+def _rounded(run: _Run, name: str) -> tuple[str, float | str]:
+    """Returns a cell of a setting. It may be several numbers: of the groups of an optimizer."""
+    text = run.settings.get(name, "-")
+    words = text.split(", ")
+    try:
+        numbers = [float(f"{float(one):.9g}") for one in words if name not in _ABOUT]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        return text, text
+    whole = all(one.isdigit() for one in words)
+    return text if whole else ", ".join(map(number, numbers)), numbers[0]
+
+
+def _setting(run: _Run, name: str) -> object:
+    """Returns a cell of the table of runs, where a list has little room."""
+    text, value = _rounded(run, name)
+    if not isinstance(value, str):
+        return text, value
+    short = text.startswith(("[", "(", "{")) and len(text) > _SHORT
+    return f"{text[: _SHORT - 1]}\N{HORIZONTAL ELLIPSIS}" if short else text
+
+
+_SHORT = 32
 
 
 def _charts(runs: Sequence[_Run]) -> list[_Panel]:
@@ -359,16 +401,26 @@ def _charts(runs: Sequence[_Run]) -> list[_Panel]:
 
 def _chart(runs: Sequence[_Run], name: str, of: str, unit: str = "") -> _Panel:
     lines = [(run.number, run.title, run.curves[of]) for run in runs if of in run.curves]
-    bad = sum(one.bad for _, _, one in lines)
-    said = [f"{bad:,} of its values were not finite."] if bad else []
+    bad = [(f"{title}: " * (len(runs) > 1), one) for _, title, one in lines if one.bad]
+    said = [title + _not_finite(one) for title, one in bad[:_BAD]]
+    said += [f"{len(bad) - _BAD:,} more of its runs have such values."] * (len(bad) > _BAD)
     zero = of in (SPEED, COST, BYTES)
     return _Panel(of, said, Chart(name, of, lines, unit, zero))
+
+
+_BAD = 8
+
+
+def _not_finite(of: Series) -> str:
+    told = f"{of.bad:,} of its values {'was' if of.bad == 1 else 'were'} not finite"
+    ever = of.bad_from == of.bad_from
+    return told + (f"; from step {int(of.bad_from):,} on, none was finite." if ever else ".")
 
 
 def _settings(runs: Sequence[_Run]) -> Iterator[_Panel]:
     differ = set(_differing(runs))
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in differ)
-    facts = [(name, runs[0].settings[name]) for name in names]
+    facts = [(name, _rounded(runs[0], name)[0]) for name in names]
     if runs:
         title = "As the program gave them last" if len(runs) == 1 else "That all runs share"
         yield _Panel(title, facts=facts)
@@ -566,13 +618,13 @@ def _decisions(made: Sequence[Decided]) -> _Table:
 
 
 def _segment(place: int, segment: SegmentUsage) -> dict[str, Any]:
-    """Describes a segment as a line of cells: the more of a cell is in use, the darker it is."""
+    """Describes a segment as a line of cells: the more of a cell is in use, the wider its bar."""
+    part = 100 / max(len(segment.cells), 1)
     room = segment.data_bytes / max(len(segment.cells), 1)
-    width = 640 / max(len(segment.cells), 1)
     cells = [
         {
-            "x": f"{cell * width:.4g}",
-            "opacity": f"{max(used / room, 0.15):.2f}",
+            "x": f"{cell * part:.4g}",
+            "width": f"{used / room * part:.3g}",
             "told": f"{size(used)} of {size(room)}",
         }
         for cell, used in enumerate(segment.cells)
@@ -582,4 +634,4 @@ def _segment(place: int, segment: SegmentUsage) -> dict[str, Any]:
         f"Segment {place}: {size(segment.used_bytes)} of {size(segment.data_bytes)} in "
         f"{segment.blocks:,} blocks"
     )
-    return {"told": told, "width": f"{width:.4g}", "cells": cells}
+    return {"told": told, "cells": cells}

@@ -3,7 +3,7 @@ and the greatest of what each point stands for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class Series:
     Attributes:
         bad: values that were not finite; they are in no point.
         last: the newest value, finite or not.
+        bad_from: the step from which on no value was finite; nan: the newest one is.
+        gaps: steps behind which something is not known: no line is drawn over them.
     """
 
     step: Numbers
@@ -39,6 +41,8 @@ class Series:
     high: Numbers
     bad: int
     last: float
+    bad_from: float
+    gaps: tuple[int, ...] = ()
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -47,16 +51,26 @@ class Series:
             return float("nan"), float("nan")
         return float(self.low.min()), float(self.high.max())
 
+    @property
+    def breaks(self) -> list[int]:
+        """The places of the points that follow a gap."""
+        places = np.unique(np.searchsorted(self.step, self.gaps, side="right"))
+        return [place for place in places.tolist() if 0 < place < len(self.step)]
 
-def series(step: Any, value: Any, low: Any = None, high: Any = None, bad: int = 0) -> Series:
-    """Makes a series of values, of which some may not be finite."""
+
+def series(step: Any, value: Any, low: Any = None, high: Any = None, bad: int = -1) -> Series:
+    """Makes a series of values, of which some may not be finite. bad: how many that are; default:
+    one for each."""
     step, value = np.asarray(step, np.float64), np.asarray(value, np.float64)
     last = float(value[-1]) if value.size else float("nan")
     good = np.isfinite(value)
+    sound = int(np.flatnonzero(good)[-1]) + 1 if good.any() else 0
+    bad_from = float(step[sound]) if sound < len(step) else float("nan")
+    bad = int(np.count_nonzero(~good)) if bad < 0 else bad
     step, value = step[good], value[good]
     low = value if low is None else np.asarray(low, np.float64)[good]
     high = value if high is None else np.asarray(high, np.float64)[good]
-    return Series(step, value, low, high, bad + int(np.count_nonzero(~good)), last)
+    return Series(step, value, low, high, bad, last, bad_from)
 
 
 def thinned(of: Series, most: int) -> Series:
@@ -68,7 +82,7 @@ def thinned(of: Series, most: int) -> Series:
     with np.errstate(all="ignore"):  # divided first: no sum is too large
         value = np.add.reduceat(of.value / np.repeat(counts, counts), first)
     low, high = np.minimum.reduceat(of.low, first), np.maximum.reduceat(of.high, first)
-    return Series(of.step[edges[1:] - 1], value, low, high, of.bad, of.last)
+    return replace(of, step=of.step[edges[1:] - 1], value=value, low=low, high=high)
 
 
 def logged(store: Store, run: str) -> dict[str, Series]:
@@ -87,7 +101,8 @@ def logged(store: Store, run: str) -> dict[str, Series]:
 
 def of_course(course: Told) -> dict[str, Series]:
     """Returns what pmstore itself saw of the steps: the loss that the program gave, speed, and the
-    cost of commits; without those of which nothing is known."""
+    cost of commits; without those of which nothing is known. The newest steps before a kill are not
+    known: there is a gap where a life began."""
     whole = list(course.whole())
     last = np.array([one.last for one in whole], np.float64)
     commits = np.array([one.commits for one in whole], np.float64)
@@ -97,15 +112,20 @@ def of_course(course: Told) -> dict[str, Series]:
     )
     with np.errstate(all="ignore"):
         cost, each = seconds / commits, written / commits
-    given = loss == loss
-    bad = sum(one.bad for one in whole)
+    bad = np.array([one.bad for one in whole], np.int64)
+    given = (loss == loss) | (bad > 0)
     found = {
-        "loss": series(last[given], loss[given], least[given], most[given], bad),
+        "loss": series(last[given], loss[given], least[given], most[given], int(bad.sum())),
         SPEED: _speed(course, last, np.array([one.time for one in whole], np.float64)),
         COST: series(last[commits > 0], cost[commits > 0], None, slowest[commits > 0]),
         BYTES: series(last[commits > 0], each[commits > 0]),
     }
-    return {name: thinned(one, POINTS) for name, one in found.items() if one.value.size or one.bad}
+    gaps = tuple(start.step for start in course.starts)
+    return {
+        name: replace(thinned(one, POINTS), gaps=gaps)
+        for name, one in found.items()
+        if one.value.size or one.bad
+    }
 
 
 _SPANS = 100

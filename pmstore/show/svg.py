@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -88,9 +88,10 @@ def look(run: int) -> str:
     return f"c{run % COLOURS} d{run // COLOURS % DASHES}"
 
 
-def steps_axis(lines: Iterable[Series]) -> Axis:
-    """Returns the axis of steps that all charts of a page share."""
+def steps_axis(lines: Iterable[Series], steps: Iterable[int]) -> Axis:
+    """Returns the axis of steps that all charts of a page share. steps: that it has at least."""
     ends = [float(one.step[at]) for one in lines if one.step.size for at in (0, -1)]
+    ends += map(float, steps)
     low, high = min([0.0, *ends]), max([1.0, *ends])
     return Axis(low, high)
 
@@ -189,13 +190,22 @@ def _curve(run: int, of: Series, steps: Axis, y: Axis) -> str:
         np.rint((1.0 - y.share(one)) * HEIGHT).astype(int).tolist()
         for one in (of.value, of.low, of.high)
     )
-    band = ""
-    if low != high:
-        around = (*zip(x, high, strict=True), *zip(x[::-1], low[::-1], strict=True))
-        band = f'<path class="band" d="M{" ".join(map(str, chain(*around)))}Z"/>'
-    line = " ".join(map(str, chain(*zip(x, value, strict=True))))
-    alone = "h0" if len(x) == 1 else ""
-    return f'<g class="r{run} {look(run)}">{band}<path class="line" d="M{line}{alone}"/></g>'
+    band = line = lone = ""
+    for first, end in pairwise([0, *of.breaks, len(x)]):
+        part = slice(first, end)
+        if end - first == 1:
+            lone += f"M{x[first]} {value[first]}h0"
+        else:
+            line += f"M{_words(x[part], value[part])}"
+        if low[part] != high[part]:
+            band += f"M{_words(x[part], high[part])} {_words(x[part][::-1], low[part][::-1])}Z"
+    drawn = (("band", band), ("line", line), ("line lone", lone))
+    paths = "".join(f'<path class="{kind}" d="{path}"/>' for kind, path in drawn if path)
+    return f'<g class="r{run} {look(run)}">{paths}</g>'
+
+
+def _words(x: Sequence[int], y: Sequence[int]) -> str:
+    return " ".join(map(str, chain(*zip(x, y, strict=True))))
 
 
 def points(chart: Chart) -> dict[str, Any]:
@@ -212,6 +222,7 @@ def points(chart: Chart) -> dict[str, Any]:
                 "x": one.step.astype(int).tolist(),
                 "y": _rounded(one.value),
                 **({"low": _rounded(one.low), "high": _rounded(one.high)} if _wide(one) else {}),
+                **({"breaks": one.breaks} if one.breaks else {}),
             }
             for run, _, one in chart.lines
         ],

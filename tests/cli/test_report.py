@@ -29,7 +29,7 @@ from pmstore.commands.application import app
 from pmstore.course import Course, Start, Told, read
 from pmstore.course.reader import Life
 from pmstore.course.records import Step
-from pmstore.show import series
+from pmstore.show import series, svg
 from pmstore.show.report import BYTES_MOST, report, reported
 from pmstore.show.units import moment, number, size
 from tests.courses import begin, log, made, train
@@ -165,10 +165,11 @@ def test_several_runs_side_by_side(tmp_path: Path) -> None:
         assert [line["run"] for line in chart["lines"]] == [0, 1, 2]
     (caption,) = (one for one in Page(text).tables if one.startswith("Runs"))
     titles, *rows = Page(text).tables[caption]
-    assert titles[:6] == [
-        *("run", "optimizer.lr", "step", "loss: last", "loss: least", "loss: greatest")
+    assert titles[:9] == [
+        *("run", "step", "loss: last", "loss: least", "loss: greatest", "accuracy: last"),
+        *("accuracy: least", "accuracy: greatest", "optimizer.lr"),
     ]
-    assert [(row[0], row[1], row[4]) for row in rows] == [
+    assert [(row[0], row[8], row[3]) for row in rows] == [
         (f"{rate}/run.pm", f"{rate}", number(math.exp(-300 * rate))) for rate in rates
     ]
     shared = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text)
@@ -268,11 +269,92 @@ def test_a_store_without_runs_and_one_that_kept_no_course(tmp_path: Path) -> Non
     answer = run(tmp_path / "a.pm", tmp_path / "b.pm", "-o", tmp_path / "r.html")
     assert answer.exit_code == 0
     assert "Nothing was recorded by the version" in (tmp_path / "r.html").read_text()
+    assert "no training run in: a.pm<" in (tmp_path / "r.html").read_text()
     assert run(tmp_path / "a.pm", "-o", tmp_path / "r.html").exit_code == 0
-    assert "There is no training run in it." in (tmp_path / "r.html").read_text()
+    assert (tmp_path / "r.html").read_text().count("no training run") == 1
     train_one = made(tmp_path / "c.pm", 1)
     assert run(train_one, "-o", tmp_path / "r.html").exit_code == 0
-    assert re.search(r'd="M\d+ \d+h0"', (tmp_path / "r.html").read_text())  # a dot
+    dot = r'<path class="line lone" d="M\d+ \d+h0"/>'
+    assert re.search(dot, (tmp_path / "r.html").read_text())
+
+
+def test_paths_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    good, notes, none = tmp_path / "good.pm", tmp_path / "notes.txt", tmp_path / "none.pm"
+    made(good, 1)
+    notes.write_text("not a store")
+    output = tmp_path / "r.html"
+    answer = run(notes, good, none, "-o", output)
+    assert answer.exit_code == 1
+    lines = [line.removeprefix("pmstore: ") for line in answer.stderr.splitlines()]
+    assert [line.partition(": ")[0] for line in lines] == [str(notes), str(none)]
+    text = output.read_text()
+    assert all(line in html.unescape(text) for line in lines)
+    assert [one["title"] for one in embedded(text)["runs"]] == ["good.pm"]
+    output.unlink()
+    answer = run(none, notes, "-o", output)
+    assert (answer.exit_code, output.exists()) == (2, False)
+    assert answer.stderr == f"pmstore: {none}: no such store\n"
+
+
+def test_settings_are_cells_of_few_letters(tmp_path: Path) -> None:
+    paths = [
+        logging(
+            *(tmp_path / f"{at}.pm", rate, 1),
+            trainer={"seed": 12345678 + at, "betas": [0.1 * at] * 20},
+            lr_scheduler={"_schedule_phases": at, "factor": factor},
+        )
+        for at, (rate, factor) in enumerate([(0.0007999999999999986, 0.1 + 0.2), (0.5, 0.3)])
+    ]
+    assert run(*paths, "-o", tmp_path / "r.html").exit_code == 0
+    page = Page((tmp_path / "r.html").read_text())
+    (caption,) = (one for one in page.tables if one.startswith("Runs"))
+    titles, first, _ = page.tables[caption]
+    cells = dict(zip(titles, first, strict=True))
+    assert (cells["optimizer.lr"], cells["trainer.seed"]) == ("0.0008", "12345678")
+    assert len(cells["trainer.betas"]) == 32
+    assert cells["trainer.betas"].endswith("\N{HORIZONTAL ELLIPSIS}")
+    assert not {"lr_scheduler._schedule_phases", "lr_scheduler.factor"} & {*titles}
+
+
+def test_values_that_are_not_finite_are_told_by_run(tmp_path: Path) -> None:
+    told = []
+    for name, begins in (("a", 3), ("b", 9), ("c", 1)):
+        with begin(tmp_path / f"{name}.pm") as store:
+            store["run/progress"][0] = 8
+            losses = [(step, 1.0 if step < begins else math.nan) for step in range(1, 9)]
+            log(store, {"loss": losses})
+            told.append(reported(store))
+    text = report(told)
+    assert "a.pm: 6 of its values were not finite; from step 3 on, none was finite." in text
+    assert not re.search(r"b\.pm: \d+ of its", text)
+    assert "c.pm: 8 of its values were not finite; from step 1 on, none was finite." in text
+    assert embedded(report(told[:1]))["steps"] == [0.0, 8.0]  # not where the finite values end
+
+
+def test_no_line_is_drawn_over_a_start(tmp_path: Path) -> None:
+    """The newest steps before a kill are not known."""
+    starts = [Start(n, 100 * (n - 1), 0.0, 1, n, 0, Life()) for n in (1, 2, 3)]
+    steps = np.zeros((300, len(Step)))
+    steps[:, Step.STEP] = np.arange(1, 301)
+    steps[:, Step.TIME] = np.arange(1, 301)
+    steps = np.concatenate([steps[:80], steps[100:101], steps[200:]])
+    course = Told("run", 1, (), steps, (), tuple(starts), (), (), *[float("nan")] * 3)
+    cost = series.of_course(course)[series.COST]
+    assert cost.breaks == [80, 81]
+    drawn = svg.draw(svg.Chart("cost", "cost", [(0, "run", cost)]), svg.steps_axis([cost], []))
+    assert '<path class="line lone" ' in drawn
+    (line,) = re.findall(r'<path class="line" d="(.*?)"', drawn)
+    assert line.count("M") == 2
+    assert series.thinned(cost, 20).gaps == cost.gaps
+
+
+def test_bars_of_a_heap_are_as_wide_as_their_share(tmp_path: Path) -> None:
+    path = made(tmp_path / "run.pm", 1)
+    with pmstore.open(path, mode="r") as store:
+        one = reported(store)
+    widths = re.findall(r'style="width:max\(1px,(.*?)%\)"', report([one]))
+    used = sum(each.used_bytes / each.data_bytes for each in one.store.usage)
+    assert sum(map(float, widths)) == pytest.approx(100 * used, rel=0.01)
 
 
 STRANGE = (
@@ -383,19 +465,23 @@ def browse(tmp_path: Path) -> Iterator[Any]:
 
 def test_a_browser_shows_the_stores_numbers(tmp_path: Path, browse: Any) -> None:
     """The values at a step, a smoothed curve, a sorted table."""
-    for rate in (0.5, 0.003, 0.1):
-        (tmp_path / f"{rate}").mkdir()
-        logging(tmp_path / f"{rate}" / "run.pm", rate)
-    run(*(tmp_path / f"{rate}" / "run.pm" for rate in (0.5, 0.003, 0.1)), "-o", tmp_path / "r.html")
+    rates = {10: 0.5, 9: 0.003, 2: 0.1}
+    paths = [logging(tmp_path / f"run{number}.pm", rate) for number, rate in rates.items()]
+    run(*paths, "-o", tmp_path / "r.html")
     asked = """<script>
         weight.value = 0.9; axis.value = "plain"; redraw();
-        document.querySelectorAll(".runs th button")[1].click();
+        const titles = [...document.querySelectorAll(".runs th button")];
+        titles[0].click();
+        document.body.dataset.names = [...document.querySelectorAll(".runs tr")].slice(1)
+            .map(row => row.cells[0].textContent).join(" ");
+        titles.find(one => one.textContent == "optimizer.lr").click();
         document.querySelector("input[data-run='1']").click();
         document.body.dataset.smooth = JSON.stringify(smooth([1, 2, 4], 0.9));
     </script>"""
     page = tmp_path / "r.html"
     page.write_text(page.read_text().replace("</body>", f"{asked}</body>"))
     text = browse(page, "#chart-1@126")
+    assert 'data-names="run2.pm run9.pm run10.pm"' in text
     assert 'data-ready="5"' in text  # the script ran to its end
     legends = re.findall(r'<output class="legend" for="chart-1">(.*?)</output>', text)
     assert re.findall(r"<b[^>]*>([^<]*)</b>", legends[0]) == ["step 126", *["0.42"] * 3]
@@ -404,5 +490,5 @@ def test_a_browser_shows_the_stores_numbers(tmp_path: Path, browse: Any) -> None
     expected = [1.0, (0.09 + 0.2) / 0.19, (0.081 + 0.18 + 0.4) / 0.271]
     assert [float(one) for one in smoothed.split(",")] == pytest.approx(expected)
     (rows,) = (rows for name, rows in Page(text).tables.items() if name.startswith("Runs"))
-    assert [row[1] for row in rows[1:]] == ["0.003", "0.1", "0.5"]
+    assert [row[8] for row in rows[1:]] == ["0.003", "0.1", "0.5"]
     assert '<style id="hidden">.r1 { display: none }</style>' in text
