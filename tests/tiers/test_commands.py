@@ -67,7 +67,7 @@ def test_export_of_a_tier(url: str, path: Path) -> None:
         Path(url).mkdir(exist_ok=True)
         code, text = run("export", tier, path.with_name("n.safetensors"))
         assert code == 2
-        assert "pmstore restore STORE URL" in text
+        assert "If it is a tier: pmstore " in text
 
 
 def test_flush(filled: pmstore.Store, path: Path, url: str) -> None:

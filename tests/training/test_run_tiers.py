@@ -172,7 +172,8 @@ def test_a_rule_decides_for_the_tiers_too(shm: Path) -> None:
         store.add_tier("disk", shm / "tier")
         train(store, 12, patient=True, tiers=["disk"], policy=EveryN(4))
     flushed = [info.epoch for info in pmstore.tiers.epochs(str(shm / "tier"))]
-    assert len(flushed) == 1 + 3  # the loop's beginning, and every fourth step
+    # the loop's beginning, every fourth step, and the loop's end, if the tier is idle by then
+    assert len(flushed) - (1 + 3) in (0, 1)
     with pytest.raises(AttachError, match="no tier 'nope'"), pmstore.open(shm / "a.pm") as store:
         train(store, 12, tiers=["nope"])
     with (
