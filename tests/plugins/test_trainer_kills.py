@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pmstore.testing import ForkServer
+from pmstore.testing.store_state import differing, examine
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="not installed")
 
@@ -54,3 +55,15 @@ def test_killed_anywhere(server: ForkServer, shm: Path, case: str) -> None:
     assert lived(server, "train", case, folder) == whole
     # and a program that is started once more has nothing left to do
     assert lived(server, "train", case, folder) == whole
+
+
+def test_the_example(server: ForkServer, shm: Path) -> None:
+    """Killed twice, it leaves the store of one that nobody killed."""
+    whole, killed = shm / "whole", shm / "killed"
+    ran = server.run("trainer_work:the_example", [str(whole)], kill_at=2**62)
+    assert ran.exit_code == 0
+    for kill_at in (ran.acknowledged * 2 // 3, ran.acknowledged // 6):
+        assert server.run("trainer_work:the_example", [str(killed)], kill_at=kill_at).killed
+    assert server.run("trainer_work:the_example", [str(killed)]).exit_code == 0
+    stores = (examine(folder / "trainer.pm", None).state for folder in (whole, killed))
+    assert differing(*stores) == []

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from transformers import (
 
 from pmstore.integrations.transformers import PmstoreTrainerCallback
 from pmstore.scheduler import EveryN
+from pmstore.testing import primitives_seen
 
 ROWS, WORDS, LENGTH = 26, 40, 6
 
@@ -281,3 +283,14 @@ def train(ack: Callable[[int], None], case: str, folder: str, kill_at_step: int 
     trainer = make(case, Path(folder), callbacks)
     loss = trainer.train(resume_from_checkpoint=callback.folder()).training_loss
     write(folder, found(trainer, loss))
+
+
+def the_example(ack: Callable[[int], None], folder: str) -> None:
+    """A life of examples/trainer.py. Acknowledges how many primitives it took."""
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from examples.trainer import train as of_the_example
+
+    Path(folder).mkdir(exist_ok=True)
+    of_the_example(folder, 1)
+    ack(primitives_seen())
