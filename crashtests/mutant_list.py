@@ -150,10 +150,10 @@ _TX = [
            "transaction stores to nothing before a fence of its own, which makes the anchor durable too"),
     Mutant("rollback_no_anchor", "commit/tx.c", "    finish(pool, last);\n", "    pool->tx.last = last;\n",
            "roll back does not move the anchor"),
-    Mutant("file_runs_short", "commit/tx.c", "            .pages = (uint32_t)(end - first),", "            .pages = (uint32_t)(end - first > 1 ? end - first - 1 : 1),",
+    Mutant("file_runs_short", "commit/runs.c", ".pages = (uint32_t)(end - page),", ".pages = (uint32_t)(end - page > 1 ? end - page - 1 : 1),",
            "the last page of each range is not in the record", FILE),
-    Mutant("file_home_always", "commit/tx.c", ".home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= PMS_STRAIGHT_HOME_PAGES,",
-           ".home = whole && end - first >= PMS_STRAIGHT_HOME_PAGES,", "pages live at the last commit are written straight home (I3)", FILE),
+    Mutant("file_home_always", "commit/runs.c", ".home = home};", ".home = end - page >= PMS_STRAIGHT_HOME_PAGES};",
+           "pages live at the last commit are written straight home (I3)", FILE),
 ]  # fmt: skip
 
 _LOCKS = [
@@ -186,7 +186,7 @@ _RECOVER = [
 _CAPTURE = [
     Mutant("fault_no_append", "commit/capture.c", "        pms_undo_append(u, off, bytes);", "        (void)0;",
            "user's pages are unprotected without a pre-image", BOTH),
-    Mutant("fault_no_note", "commit/capture.c", "        pms_dirty_note(&u->dirty, PMS_DIRTY_USER, off, bytes);", "",
+    Mutant("fault_no_note", "commit/capture.c", "        pms_dirty_note(&u->dirty, kind, off, bytes);", "",
            "captured pages are not on the list of what commit writes back", BOTH),
     Mutant("fault_unfenced", "commit/capture.c", "        pms_undo_fence_locked(c->undo); /* F1: the entry, before", "        /* F1: the entry, before",
            "a page becomes writable before its entry is durable (I2)"),
@@ -555,6 +555,25 @@ _RELIEF = [
            "what one transaction bears stays in memory", FILE, native=("test_relief",)),
 ]  # fmt: skip
 
+UNCHANGED = ("test_unchanged",)
+
+_RUNS = [
+    Mutant("runs_unread", "commit/runs.c", "            memcmp(pool->map.user + off, image + done, PMS_PAGE) == 0)", "            image[done] + 1)",
+           "what a fault captured is never written", FILE, native=UNCHANGED),
+    Mutant("runs_line", "commit/runs.c", "image + done, PMS_PAGE) == 0)", "image + done, PMS_LINE) == 0)",
+           "of a page that a fault captured the first line is compared alone", FILE, native=UNCHANGED),
+    Mutant("runs_first_page", "commit/runs.c", "memcmp(pool->map.user + off, image + done, PMS_PAGE)", "memcmp(pool->map.user + off, image, PMS_PAGE)",
+           "all pages of an entry are compared with the pre-image of its first", FILE, native=UNCHANGED),
+    Mutant("runs_never", "commit/runs.c", "    if (faulted)\n        mark_unchanged(pool);", "    (void)mark_unchanged;",
+           "all that a fault captured is written", FILE, native=UNCHANGED),
+    Mutant("runs_remembered", "commit/runs.c", "    if (faulted)\n        forget(pool);", "    (void)forget;",
+           "what one commit left out the next ones leave out", FILE, native=UNCHANGED),
+    Mutant("runs_declared", "commit/capture.c", "        pms_capture_append(c, span[i], PMS_DIRTY_USER);", "        pms_capture_append(c, span[i], PMS_DIRTY_FAULTED);",
+           "what was declared and did not change is left out", FILE, native=UNCHANGED),
+    Mutant("runs_writable", "commit/capture.c", "d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FAULTED ||\n", "d->kind == PMS_DIRTY_USER ||\n",
+           "what a fault captured stays writable after its transaction", BOTH, native=UNCHANGED),
+]  # fmt: skip
+
 SPILL = ("test_spill",)
 
 # What a transaction takes beyond memory lies in a file without a name, which no crash shows.
@@ -642,4 +661,4 @@ _THIN = [
            "a file that a sparse copy was put over says how much of its log is backed", native=THIN),
 ]
 
-MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_RELIEF, *_SPILL, *_THIN, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]
+MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_RELIEF, *_RUNS, *_SPILL, *_THIN, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]

@@ -153,20 +153,21 @@ static void warm(struct pms_capture *c, uint64_t off, uint64_t bytes)
 }
 
 /* A part's pre-image goes into the log, or is at home and stays there. */
-static void append_part(struct pms_capture *c, uint64_t off, uint64_t bytes, bool bare)
+static void append_part(struct pms_capture *c, uint64_t off, uint64_t bytes,
+                        enum pms_dirty_kind kind)
 {
     struct pms_undo *u = c->undo;
-    if (bare) {
+    if (kind == PMS_DIRTY_BARE) {
         pms_bare_capture(u, off, bytes);
     } else {
         pms_undo_append(u, off, bytes);
-        pms_dirty_note(&u->dirty, PMS_DIRTY_USER, off, bytes);
+        pms_dirty_note(&u->dirty, kind, off, bytes);
     }
     warm(c, off, bytes);
     c->captures++;
 }
 
-void pms_capture_append(struct pms_capture *c, struct pms_span span)
+void pms_capture_append(struct pms_capture *c, struct pms_span span, enum pms_dirty_kind kind)
 {
     struct pms_undo *u = c->undo;
     uint64_t p = span.off / PMS_PAGE, end = (span.off + span.bytes) / PMS_PAGE;
@@ -184,7 +185,7 @@ void pms_capture_append(struct pms_capture *c, struct pms_span span)
         for (uint64_t done = 0, n; done < bytes; done += n) {
             bool bare;
             n = pms_bare_part(u, off + done, bytes - done, &bare);
-            append_part(c, off + done, n, bare);
+            append_part(c, off + done, n, bare ? PMS_DIRTY_BARE : kind);
         }
         pms_undo_set_prepared(u, off, bytes);
     }
@@ -284,7 +285,7 @@ static bool on_fault(struct pms_watched *w, uint64_t off)
             span = (struct pms_span){b.extent_off, b.extent_bytes};
         unprotect(c, widened(c, prepared_run(c, span, off), true));
     } else if (ours && charge_fault(c, off, &span)) {
-        pms_capture_append(c, span);
+        pms_capture_append(c, span, PMS_DIRTY_FAULTED);
         pms_undo_fence_locked(c->undo); /* F1: the entry, before its target becomes writable (I2) */
         if (take(c, span))
             pms_map_copy_ahead(c->map, span.off, span.bytes);
@@ -404,7 +405,7 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
         pms_undo_gather(c->undo);
     uint64_t before = c->captures;
     for (uint64_t i = 0; i < kept; i++)
-        pms_capture_append(c, span[i]);
+        pms_capture_append(c, span[i], PMS_DIRTY_USER);
     if (by_all_cores)
         pms_undo_gathered(c->undo);
     /* F1: all entries, before any of their targets becomes writable (I2) */
@@ -425,8 +426,8 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
 
 static bool is_hot(const struct pms_capture *c, const struct pms_dirty *d)
 {
-    return d->kind == PMS_DIRTY_USER && d->len <= PMS_HOT_RANGE_MAX &&
-           c->heat[d->off / PMS_PAGE] >= HOT_HEAT;
+    return (d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FAULTED) &&
+           d->len <= PMS_HOT_RANGE_MAX && c->heat[d->off / PMS_PAGE] >= HOT_HEAT;
 }
 
 static bool unchanged(const struct pms_capture *c, const struct pms_dirty *d)
@@ -480,7 +481,8 @@ static bool leaves_writable(const struct pms_dirty *d)
 {
     if (d->kind == PMS_DIRTY_HOT)
         return !d->kept; /* else it cooled */
-    return d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FRESH || d->kind == PMS_DIRTY_BARE;
+    return d->kind == PMS_DIRTY_USER || d->kind == PMS_DIRTY_FAULTED ||
+           d->kind == PMS_DIRTY_FRESH || d->kind == PMS_DIRTY_BARE;
 }
 
 void pms_capture_protect(struct pms_capture *c)

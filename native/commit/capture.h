@@ -57,8 +57,8 @@ int pms_capture_spans(struct pms_capture *c, struct pms_span *span, uint64_t cou
                       struct pms_error *error);
 
 /* Appends the pre-images of those pages of the span that are not prepared; not fenced, and still
- * protected. REQUIRES: the log lock; whole pages, protected. */
-void pms_capture_append(struct pms_capture *c, struct pms_span span);
+ * protected. kind: USER or FAULTED. REQUIRES: the log lock; whole pages, protected. */
+void pms_capture_append(struct pms_capture *c, struct pms_span span, enum pms_dirty_kind kind);
 
 /* Ends writing: protects what the transaction made writable, but for hot ranges. REQUIRES: the
  * log lock. */

@@ -110,7 +110,7 @@ static int capture_again(void *ctx, const struct pms_entry *entry, const void *i
         if (engines)
             pms_undo_prepare_locked(&pool->undo, from, to - from);
         else
-            pms_capture_append(&pool->capture, (struct pms_span){from, to - from});
+            pms_capture_append(&pool->capture, (struct pms_span){from, to - from}, PMS_DIRTY_USER);
     }
     return 0;
 }

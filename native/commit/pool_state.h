@@ -48,6 +48,7 @@ struct pms_tx {
     /* domain file: of one commit; address space reserved by open, never moved */
     struct pms_run *runs;
     uint64_t runs_room;
+    _Atomic uint64_t *faulted, *unchanged; /* a bit a page: runs.c's, zero but while it gathers */
     uint64_t commits, rollbacks;
     _Atomic uint64_t epoch;      /* of the last commit; the root has that of one under way, too */
     _Atomic uint64_t put_backs;  /* odd while a roll back stores */

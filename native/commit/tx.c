@@ -15,10 +15,10 @@
 #include "commit/landing.h"
 #include "commit/pool_state.h"
 #include "commit/relief.h"
+#include "commit/runs.h"
 #include "base/quiet.h"
 #include "log/bare.h"
 #include "log/snapshot.h"
-#include "base/sort.h"
 
 /* ---- beginning ---- */
 
@@ -213,53 +213,6 @@ static int commit_in_place(struct pms_pool *pool, struct pms_landing *landing,
 
 /* ---- domain file ---- */
 
-static_assert(offsetof(struct pms_run, page) == 0, "sorted by it");
-
-/* Makes n runs ascending and disjoint, and joins neighbours. Returns how many are left. */
-static uint64_t merge_runs(struct pms_run *runs, uint64_t n)
-{
-    uint64_t out = 0;
-    pms_sort(runs, n, sizeof *runs);
-    for (uint64_t i = 0; i < n; i++) {
-        struct pms_run *last = out ? &runs[out - 1] : NULL;
-        struct pms_run r = runs[i];
-        /* overlap: the earlier run keeps its way home */
-        if (last && r.page < last->page + last->pages) {
-            uint64_t end = r.page + r.pages;
-            if (end <= last->page + last->pages)
-                continue;
-            r.page = last->page + last->pages;
-            r.pages = (uint32_t)(end - r.page); /* still home: dead at the last commit */
-        }
-        if (last && r.page == last->page + last->pages && r.home == last->home &&
-            (uint64_t)last->pages + r.pages <= UINT32_MAX)
-            last->pages += r.pages;
-        else
-            runs[out++] = r;
-    }
-    return out;
-}
-
-/* The pages of the transaction, ascending and disjoint. */
-static uint32_t gather_runs(struct pms_pool *pool)
-{
-    const struct pms_dirty_list *l = &pool->undo.dirty;
-    uint64_t n = 0;
-    for (const struct pms_dirty *d = pms_dirty_first(l); d < pms_dirty_end(l); d++) {
-        uint64_t first = d->off / PMS_PAGE, end = (d->off + d->len + PMS_PAGE - 1) / PMS_PAGE;
-        bool whole = d->off % PMS_PAGE == 0 && d->len % PMS_PAGE == 0;
-        if (n == pool->tx.runs_room) /* more ranges than pages: many lie on one page */
-            n = merge_runs(pool->tx.runs, n);
-        PMS_ASSERT(n < pool->tx.runs_room);
-        pool->tx.runs[n++] = (struct pms_run){
-            .page = first,
-            .pages = (uint32_t)(end - first),
-            .home = d->kind == PMS_DIRTY_FRESH && whole && end - first >= PMS_STRAIGHT_HOME_PAGES,
-        };
-    }
-    return (uint32_t)merge_runs(pool->tx.runs, n);
-}
-
 /* What the transaction commits of hot ranges. */
 static uint32_t gather_images(const struct pms_pool *pool, const struct ahead *a,
                               struct pms_image *image)
@@ -289,7 +242,7 @@ static int commit_journal(struct pms_pool *pool, struct pms_landing *landing,
     struct pms_change change = {.tx = pool->tx.last + 1,
                                 .held = pool->hold.on,
                                 .runs = pool->tx.runs,
-                                .run_count = gather_runs(pool),
+                                .run_count = pms_runs_gather(pool),
                                 .images = image,
                                 .image_count = gather_images(pool, &ahead, image),
                                 .backing = &pool->undo.charge.backing,

@@ -3,7 +3,7 @@
 /* A shorter list. But a user's range that can become hot stays one. */
 static bool mergeable(enum pms_dirty_kind kind, uint64_t a, uint64_t b)
 {
-    if (kind != PMS_DIRTY_USER)
+    if (kind != PMS_DIRTY_USER && kind != PMS_DIRTY_FAULTED)
         return kind != PMS_DIRTY_HOT;
     return a + b <= PMS_HOT_RANGE_MAX || (a >= PMS_HOT_RANGE_MAX && b >= PMS_HOT_RANGE_MAX);
 }

@@ -24,6 +24,8 @@ enum pms_dirty_kind {
     PMS_DIRTY_BORN = 5,
     /* as USER, without an entry in the log, or with some: the pre-image is at home (bare.h) */
     PMS_DIRTY_BARE = 6,
+    /* as USER, by a fault: of its pages perhaps one was stored to (commit/runs.h) */
+    PMS_DIRTY_FAULTED = 7,
 };
 
 struct pms_dirty {

@@ -5,9 +5,13 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/layout.h"
+
+/* What the bits of a view of so many bytes take. Of PMS_HUGE: a word. */
+static inline size_t pms_bits_room(uint64_t bytes) { return (size_t)(bytes / PMS_PAGE / 8); }
 
 /* Of a word, the bits of [first, last]. */
 static inline uint64_t pms_bits_mask(uint64_t first, uint64_t last, uint64_t word)

@@ -93,9 +93,6 @@ static int map_views(struct pms_map *m, uint64_t from, uint64_t to)
     return err;
 }
 
-/* of PMS_HUGE: a word */
-static size_t bitmap_bytes(uint64_t reserve) { return (size_t)(reserve / PMS_PAGE / 8); }
-
 static void unmap_second_view(struct pms_map *m)
 {
     if (m->home)
@@ -131,13 +128,13 @@ static int reserve_views(struct pms_map *m, uint64_t bytes, uint64_t reserve)
     uint64_t least = pms_huge_up(bytes);
     for (;;) {
         m->reserve = reserve;
-        void *bits = reserve_both(m) ? pms_reserve(BITMAPS * bitmap_bytes(reserve)) : NULL;
+        void *bits = reserve_both(m) ? pms_reserve(BITMAPS * pms_bits_room(reserve)) : NULL;
         if (bits) {
             m->writable = bits;
-            m->own = (void *)((char *)bits + bitmap_bytes(reserve));
-            m->astray = (void *)((char *)bits + 2 * bitmap_bytes(reserve));
-            m->spilled = (void *)((char *)bits + 3 * bitmap_bytes(reserve));
-            m->frozen = (void *)((char *)bits + 4 * bitmap_bytes(reserve));
+            m->own = (void *)((char *)bits + pms_bits_room(reserve));
+            m->astray = (void *)((char *)bits + 2 * pms_bits_room(reserve));
+            m->spilled = (void *)((char *)bits + 3 * pms_bits_room(reserve));
+            m->frozen = (void *)((char *)bits + 4 * pms_bits_room(reserve));
             return 0;
         }
         unmap_views(m);
@@ -203,7 +200,7 @@ void pms_map_close(struct pms_map *m)
     pms_mappings_add(-m->parted - m->spill.parted - PARTED_APART * (int64_t)m->apart);
     m->parted = m->spill.parted = m->apart = 0;
     if (m->writable)
-        munmap((void *)m->writable, BITMAPS * bitmap_bytes(m->reserve));
+        munmap((void *)m->writable, BITMAPS * pms_bits_room(m->reserve));
     unmap_views(m);
     pms_footer_close(m);
     m->writable = m->own = m->astray = m->spilled = m->frozen = NULL;

@@ -25,6 +25,7 @@
 #include "commit/pool_state.h"
 #include "commit/refs.h"
 #include "commit/relief.h"
+#include "commit/runs.h"
 #include "commit/tx.h"
 #include "commit/txblock.h"
 #include "commit/unlock.h"
@@ -77,8 +78,7 @@ void pms_close_engine(struct pms_pool *pool)
 {
     pms_heap_close(pool->heap);
     pool->heap = NULL;
-    pms_unreserve(pool->tx.runs, pool->tx.runs_room * sizeof *pool->tx.runs);
-    pool->tx.runs = NULL;
+    pms_runs_close(pool);
     pms_undo_close(&pool->undo);
     pms_relief_end(pool);
 }

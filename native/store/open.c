@@ -54,6 +54,7 @@
 #include "base/pages.h"
 #include "commit/fork.h"
 #include "commit/relief.h"
+#include "commit/runs.h"
 #include "commit/tx.h"
 #include "crash/debug.h"
 #include "seam/footer.h"
@@ -250,9 +251,7 @@ static int open_journal(struct opening *o, struct pms_error *error)
     if (status != PMS_OK)
         return status;
     pms_relief_begin(pool);
-    pool->tx.runs_room = pool->map.reserve / PMS_PAGE;
-    pool->tx.runs = pms_reserve(pool->tx.runs_room * sizeof *pool->tx.runs);
-    return pool->tx.runs ? PMS_OK : pms_fail_errno(error, "reserving memory for commits");
+    return pms_runs_open(pool, error);
 }
 
 static int start_engine(struct opening *o, struct pms_error *error)

@@ -307,7 +307,7 @@ static void reads_fail(bool give_up)
         memset(content(0), 9, BIG);
     }
     CHECK(pms_snapshot_begin(pool, 1ull << 30, -1, &s, &e) == PMS_OK);
-    CHECK(bytes_of(PMS_DIRTY_USER) == BIG);
+    CHECK(bytes_of(PMS_DIRTY_USER) + bytes_of(PMS_DIRTY_FAULTED) == BIG);
     CHECK(snapshot_shows(s, &committed));
     pms_snapshot_end(pool, s);
     CHECK(pms_rollback(pool, &e) == PMS_OK);
