@@ -190,7 +190,9 @@ def of_a_run(folder: Path) -> dict[str, Counted]:
         found = loop.step()
     for name, path in (("attach", "new.pm"), ("resume", "run.pm")):
         with pmstore.open(folder / path) as store:
-            found[name] = count(Loop(store, policy=None).attach)
+            loop = Loop(store, policy=None)
+            gc.collect()  # attach looks at all objects of the process, those before it too
+            found[name] = count(loop.attach)
     return found
 
 
