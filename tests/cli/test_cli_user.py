@@ -186,7 +186,7 @@ def test_a_fault_of_pmstore_is_one_line(
         raise RuntimeError("by mistake")
 
     monkeypatch.delenv("PMSTORE_TRACEBACK", raising=False)
-    monkeypatch.setattr("pmstore.commands.inspect.ls", broken)
+    monkeypatch.setattr("pmstore.commands.info.ls", broken)
     code, out, err = main("ls", path)
     assert (code, out) == (3, "")
     assert err.startswith("pmstore: a fault of pmstore: RuntimeError: by mistake")
