@@ -16,7 +16,7 @@ from pmstore._base.newfile import PRIVATE
 from pmstore._base.untrusted import sound
 from pmstore.errors import CorruptStoreError, MixedStoresError
 from pmstore.extras import optional
-from pmstore.formats.exchange import write_safetensors
+from pmstore.formats.array_files import write_safetensors
 from pmstore.opening import open as open_store
 
 if TYPE_CHECKING:
