@@ -30,7 +30,7 @@ from pmstore.course import Course, Start, Told, read
 from pmstore.course.reader import Life
 from pmstore.course.records import Step
 from pmstore.show import series, svg
-from pmstore.show.report import BYTES_MOST, report, reported
+from pmstore.show.report_page import BYTES_MOST, report, reported
 from pmstore.show.units import moment, number, size
 from tests.courses import begin, log, made, train
 
