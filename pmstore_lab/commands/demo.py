@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pmstore._engine.reports import SURVIVES
+from pmstore._engine.store_info import SURVIVES
 from pmstore.commands.app import Domain, Json, app
 from pmstore.commands.common import console, fail, milliseconds, say, size
 from pmstore.errors import PmstoreError

@@ -517,7 +517,7 @@ def test_what_is_asked_most_imports_neither_typer_nor_rich(words: list[str], pat
     assert "numpy" in there
     heavy = {"typer", "click", "rich", "torch", "pmstore.commands.app", "fsspec"}
     if words[0] == "ls":
-        heavy |= {"pmstore._engine.reports", "pmstore.tiers.tiers", "html", "json"}
+        heavy |= {"pmstore._engine.store_info", "pmstore.tiers.tiers", "html", "json"}
     assert heavy & there == set()
 
 

@@ -24,7 +24,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore._engine.reports import JobState
+from pmstore._engine.store_info import JobState
 from pmstore.commands.application import app
 from pmstore.course import Course, Start, Told, read
 from pmstore.course.reader import Life
