@@ -3,7 +3,7 @@
 from pmstore.extras import optional
 
 with optional:
-    from pmstore.torch._job.job import Job
+    from pmstore.torch._job.process_group import Job
     from pmstore.torch._read.load import load
     from pmstore.torch.attach import attach
     from pmstore.torch.checkpoints import KeptState

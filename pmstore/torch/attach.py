@@ -15,8 +15,8 @@ from pmstore import Store
 from pmstore._base.weak_registry import alive
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
-from pmstore.torch._job.job import Job, job_of, leave_job, warn_of_ranks
 from pmstore.torch._job.join import Joining
+from pmstore.torch._job.process_group import Job, job_of, leave_job, warn_of_ranks
 from pmstore.torch._migrate.migrate import adapt, note
 from pmstore.torch._random.defaults import HeadDraws
 from pmstore.torch._state.layout import decode_place, refuse_resharded
