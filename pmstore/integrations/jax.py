@@ -31,7 +31,7 @@ from pmstore.errors import (
 )
 from pmstore.extras import optional
 from pmstore.integrations.array_writes import put as put_array
-from pmstore.integrations.errors import DifferentError
+from pmstore.integrations.state_errors import DifferentError
 from pmstore.integrations.unfinished_writes import broken_off, check_store, written_whole
 from pmstore.integrations.versions import tested
 from pmstore.objects import dtypes
