@@ -145,11 +145,7 @@ if not TYPE_CHECKING:  # to type checkers it would make any name one of ours
         {
             "pmstore._engine._binding": ("Transaction",),
             "pmstore._engine.store_info": (
-                "CheckReport",
-                "Info",
-                "Recovery",
-                "SegmentUsage",
-                "Stats",
+                *("CheckReport", "Info", "Recovery", "SegmentUsage", "Stats"),
             ),
             "pmstore.errors": (
                 *("ClosedStoreError", "CorruptStoreError", "DomainError", "ForkedStoreError"),

@@ -185,7 +185,7 @@ def import_run(
         from safetensors import safe_open
     from pmstore.torch._state.fsdp import reshard
     from pmstore.torch._state.sharded import chunk, local, record_of
-    from pmstore.torch.errors import MismatchError
+    from pmstore.torch.run_errors import MismatchError
 
     given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     with ExitStack() as stack:

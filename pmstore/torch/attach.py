@@ -31,12 +31,12 @@ from pmstore.torch._step.commit_schedule import (
 from pmstore.torch._step.foreign_trainers import Schedulers
 from pmstore.torch._step.progress import BY_HAND, Progress
 from pmstore.torch._step.steps import Steps
-from pmstore.torch.errors import AttachError, TornStepError, records
 from pmstore.torch.keys import called
 from pmstore.torch.parts import Pieces
 from pmstore.torch.program import Program, check_format
 from pmstore.torch.resume import Resume
 from pmstore.torch.run import Run
+from pmstore.torch.run_errors import AttachError, TornStepError, records
 
 _Piece = TypeVar("_Piece")
 _Many: TypeAlias = _Piece | Mapping[str, _Piece] | Sequence[_Piece] | None

@@ -26,7 +26,7 @@ from pmstore.integrations.transformers.trainer_state import StoredState, trainer
 from pmstore.opening import open as open_store
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.torch import Job, Resume, Run, attach
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 _STOP = "should_training_stop"
 """A further name among the settings that may be other ones: an end that a callback brought about is
