@@ -8,6 +8,7 @@ import sys
 import warnings
 
 from pmstore._base.version import VERSION
+from pmstore.extras import install
 
 TYPE_CHECKING = False  # as typing's, which takes longer to import than `--version` to answer
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _run(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
-        _remark(f"the command line needs {error.name}: pip install 'pmstore[cli]'")
+        _remark(f"the command line needs {error.name}: {install('cli')}")
         return 2
     try:
         code = app(prog_name="pmstore", standalone_mode=False)

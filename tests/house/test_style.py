@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pmstore.extras
 from pmstore.commands.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,6 +310,19 @@ def test_a_name_stands_for_one_module() -> None:
 
 def test_a_module_of_commands_has_the_name_of_one() -> None:
     assert {place.module for place in TABLE.values()} <= TABLE.keys()
+
+
+def test_what_is_told_to_install_is_an_extra() -> None:
+    extras = re.findall(r"^([a-z0-9-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    told = list(pmstore.extras._EXTRAS.values())
+    for folder in ("pmstore", "pmstore_lab", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            told += re.findall(r"""install\(["'](\w+)""", text)
+            assert path.name == "extras.py" or "pip install 'pmstore" not in re.sub(
+                r'""".*?"""', "", text, flags=re.DOTALL
+            )
+    assert {"torch", "cli", "tiers", "demo", "plot", "bench"} <= set(told) <= set(extras)
 
 
 PACKAGE = [*MODULES.values(), *sorted((ROOT / "pmstore").rglob("*.[ch]"))]
