@@ -25,6 +25,7 @@ from pmstore._engine.failures import damaged
 from pmstore.errors import (
     CorruptStoreError,
     FormatVersionError,
+    NoSuchNameError,
     PmstoreError,
     ReadOnlyStoreError,
     TransactionError,
@@ -115,7 +116,7 @@ def get(store: Store, name: str, like: Any = None) -> Any:
     _refuse_half(store, name)
     about = _read_about(store, name)
     if about is None:
-        raise KeyError(f"{store.path}: there is no tree of JAX {name!r}")
+        raise NoSuchNameError(f"{store.path}: there is no tree of JAX {name!r}")
     own: list[Any] = []
     if like is not None:
         structure, leaves = leaves_of(like, values=False)

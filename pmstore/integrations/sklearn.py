@@ -24,6 +24,7 @@ from pmstore._engine.failures import damaged
 from pmstore.errors import (
     ClosedStoreError,
     FormatVersionError,
+    NoSuchNameError,
     PmstoreError,
     ReadOnlyStoreError,
     TransactionError,
@@ -158,7 +159,7 @@ class _Keeper(Watcher):
         elif self._name in store:
             raise ValueError(f"{self.where} is something else: use another name, or del it first")
         elif store.mode == "r":
-            raise KeyError(f"there is no estimator {self.where}")
+            raise NoSuchNameError(f"there is no estimator {self.where}")
         else:
             about = {}
         if store.mode == "r":

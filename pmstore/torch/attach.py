@@ -5,7 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias, TypeVar
+from difflib import get_close_matches
+from inspect import signature
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -62,6 +64,7 @@ def attach(
     job: Job | None = None,
     mirror: bool | None = None,
     name: str = "run",
+    **unknown: NoReturn,
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
@@ -142,11 +145,14 @@ def attach(
             or did not come. MismatchError and AttachError also where another rank gives another
             program, or could not attach. In a job all of these are raised at every rank.
         InDoubtError: the store is of a job, and was not given process_group.
-        TypeError: policy is neither "auto" nor a rule nor a scheduler; resume is no Resume.
+        TypeError: policy is neither "auto" nor a rule nor a scheduler; resume is no Resume; there
+            is no such argument.
         In every case store and program are as before; only where an object refuses the state that
         is stored for it (its `load_state_dict` raises), what `resume` asked for is done in the
         store.
     """
+    if unknown:
+        raise _unknown(next(iter(unknown)))
     resume = Resume() if resume is None else resume
     rule: CommitPolicy | CommitScheduler | None = None
 
@@ -207,6 +213,13 @@ def attach(
     for piece in (*program.models.values(), *program.optimizers.values()):
         _trained[piece] = weakref.ref(steps)
     return Run(steps, resumed=resumed)
+
+
+def _unknown(argument: str) -> TypeError:
+    known = [name for name in signature(attach).parameters if name not in ("store", "unknown")]
+    meant = get_close_matches(argument, known, 1)
+    asked = f" Did you mean {meant[0]!r}?" if meant else ""
+    return TypeError(f"attach has no argument {argument!r}.{asked} It has {', '.join(known)}")
 
 
 def _check_kinds(guard: Any, resume: Any) -> None:
