@@ -8,7 +8,6 @@ import sys
 import warnings
 
 from pmstore._base.version import VERSION
-from pmstore.extras import install
 
 TYPE_CHECKING = False  # as typing's, which takes longer to import than `--version` to answer
 if TYPE_CHECKING:
@@ -99,6 +98,8 @@ def _run(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
+        from pmstore.extras import install
+
         _remark(f"the command line needs {error.name}: {install('cli')}")
         return 2
     try:
