@@ -215,10 +215,8 @@ class Child:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        begun = time.perf_counter()
         self.at = int(self._answer("at")[0])
         self._answer("ready")
-        self.start_seconds = time.perf_counter() - begun
 
     def _answer(self, kind: str) -> list[str]:
         assert self._process.stdout is not None

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from benchmarks import plots
 from benchmarks.rows import Row, time_text
+from pmstore.extras import install
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,7 +101,7 @@ def absent(module: str) -> str:
     """
     if not module or importlib.util.find_spec(module) is not None:
         return ""
-    return f"{module} is not installed: pip install 'pmstore[bench]'"
+    return f"{module} is not installed: {install('bench')}"
 
 
 def missing(method: str, case: str, durability: str, why: str) -> Row:

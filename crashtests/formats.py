@@ -31,10 +31,9 @@ import numpy as np
 
 import pmstore
 from crashtests import cases
-from pmstore import tiers
+from pmstore import exchange, portable, tiers
 from pmstore._engine.snapshot import checksum
 from pmstore.errors import PmstoreError
-from pmstore.formats import exchange, portable
 from pmstore.tiers._epochs.manifest import BadManifestError, Manifest, ManifestName
 
 ALLOWED_MIB = 100

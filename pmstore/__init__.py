@@ -50,7 +50,7 @@ TYPE_CHECKING = False  # as typing's flag is: typing takes longer to import than
 if TYPE_CHECKING:
     from pmstore import dcp, errors, exchange, portable, pymm, scheduler, testing, tiers, torch
     from pmstore._engine._binding import Transaction
-    from pmstore._engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
+    from pmstore._engine.store_info import CheckReport, Info, Recovery, SegmentUsage, Stats
     from pmstore.errors import (
         ClosedStoreError,
         CorruptStoreError,
@@ -144,7 +144,9 @@ if not TYPE_CHECKING:  # to type checkers it would make any name one of ours
         "pmstore",
         {
             "pmstore._engine._binding": ("Transaction",),
-            "pmstore._engine.reports": ("CheckReport", "Info", "Recovery", "SegmentUsage", "Stats"),
+            "pmstore._engine.store_info": (
+                *("CheckReport", "Info", "Recovery", "SegmentUsage", "Stats"),
+            ),
             "pmstore.errors": (
                 *("ClosedStoreError", "CorruptStoreError", "DomainError", "ForkedStoreError"),
                 *("FormatVersionError", "InDoubtError", "MirrorError", "MixedStoresError"),

@@ -3,7 +3,7 @@
 Each message says what happened, to which file, and what to do. Each class has a second base where a
 Python user would look for it (`OSError`, `ValueError`, `RuntimeError`). A plain failure of the
 operating system stays Python's own class: `FileNotFoundError`, `FileExistsError`,
-`PermissionError`, `IsADirectoryError`, `OSError`.
+`PermissionError`, `IsADirectoryError`, `OSError`; so does `KeyError`, for a name that is not there.
 
 >>> issubclass(StoreFullError, OSError), issubclass(TransactionError, RuntimeError)
 (True, True)
@@ -136,6 +136,13 @@ class ClosedStoreError(PmstoreError, ValueError):
 
 class ReadOnlyStoreError(PmstoreError, OSError):
     """The store is open for reading only, or went read-only after a failed sync (errno EROFS)."""
+
+
+class NoSuchNameError(KeyError):
+    """A `KeyError` that says what is missing in a sentence: `KeyError` itself shows its text in
+    quotes, and with escapes."""
+
+    __str__ = Exception.__str__
 
 
 class NameExistsError(PmstoreError, ValueError):

@@ -3,26 +3,40 @@ to install."""
 
 from __future__ import annotations
 
-_BY = {
-    "torch": "'pmstore[torch]'",
-    "safetensors": "'pmstore[export]'",
-    "pandas": "'pmstore[pandas]'",
-    "pyarrow": "'pmstore[parquet]'",
-    "tensorboard": "'pmstore[tensorboard]'",
-    **dict.fromkeys(("jinja2", "markupsafe"), "'pmstore[cli]'"),
+_EXTRAS = {
+    "torch": "torch",
+    "safetensors": "export",
+    "pandas": "pandas",
+    "pyarrow": "parquet",
+    "tensorboard": "tensorboard",
+    "prometheus_client": "prometheus",
+    **dict.fromkeys(("jinja2", "markupsafe"), "cli"),
+}
+"""What brings a package; `all` brings the others."""
+_FRAMEWORKS = {
     "sklearn": "scikit-learn",
     "ray": "'ray[train]'",
-    "prometheus_client": "'pmstore[prometheus]'",
     **{name: name for name in ("lightning", "transformers", "accelerate", "jax")},
 }
-"""What brings a package; 'pmstore[all]' brings the others."""
+"""What a program of a framework has by itself."""
+
+
+def install(extra: str) -> str:
+    """Returns what to type for an extra. pip takes it from the pmstore that is installed, also from
+    one that was built in a clone, and downloads no pmstore.
+
+    >>> install("torch")
+    "pip install 'pmstore[torch]'"
+    """
+    return f"pip install 'pmstore[{extra}]'"
 
 
 def missing(error: ModuleNotFoundError) -> ModuleNotFoundError:
     """Returns the error for a missing package, which says what to install."""
     name = (error.name or "").partition(".")[0]
-    by = _BY.get(name, "'pmstore[all]'")
-    return ModuleNotFoundError(f"this needs {name}: pip install {by}", name=name)
+    framework = _FRAMEWORKS.get(name)
+    how = f"pip install {framework}" if framework else install(_EXTRAS.get(name, "all"))
+    return ModuleNotFoundError(f"this needs {name}: {how}", name=name)
 
 
 class _Optional:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from pmstore._engine.history import History
-    from pmstore._engine.reports import CheckReport, Info, Recovery, SegmentUsage, Stats
     from pmstore._engine.snapshot import Snapshot
+    from pmstore._engine.store_info import CheckReport, Info, Recovery, SegmentUsage, Stats
     from pmstore.mirror.mirror import Mirror
     from pmstore.mirror.mirrors import Mirrors
     from pmstore.mirror.pending_commit import PendingCommit
@@ -114,7 +114,7 @@ class Store(Group):
     @property
     def recovery(self) -> Recovery:
         """A report of what the open had to undo or replay."""
-        from pmstore._engine.reports import recovery_of
+        from pmstore._engine.store_info import recovery_of
 
         return recovery_of(self._core.pool.info)
 
@@ -138,7 +138,7 @@ class Store(Group):
 
     def info(self) -> Info:
         """Returns a summary of the store: what a person asks first."""
-        from pmstore._engine.reports import SURVIVES, Info
+        from pmstore._engine.store_info import SURVIVES, Info
         from pmstore.objects.job_record import jobs
 
         info, stats = self._core.pool.info, self.stats()
@@ -179,7 +179,7 @@ class Store(Group):
         """
         from pmstore._base.workers import progress as telling
         from pmstore._engine.inspection import Check
-        from pmstore._engine.reports import CheckReport
+        from pmstore._engine.store_info import CheckReport
         from pmstore.objects import soundness
 
         check = Check()

@@ -1,9 +1,9 @@
-"""A KeyboardInterrupt at a chosen bytecode."""
+"""A KeyboardInterrupt at a chosen bytecode, or line."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -43,3 +43,20 @@ class Interrupter:
         finally:
             sys.settrace(before)
         return self.seen >= self.at
+
+
+class LineInterrupter(Interrupter):
+    """Raises KeyboardInterrupt before the n-th line that runs of these functions."""
+
+    def __init__(self, at: int, functions: Iterable[Any]) -> None:
+        super().__init__(at)
+        self._code = {function.__code__ for function in functions}
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        if frame.f_code not in self._code:
+            return None
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.at:
+                self.handler()
+        return self.trace

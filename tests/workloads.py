@@ -15,7 +15,7 @@ import pmstore
 LENGTH = 3000
 
 
-def check(store: pmstore.Store, acknowledged: int, epoch_of_step: bool = True) -> int:
+def check(store: pmstore.Store, acknowledged: int) -> int:
     """The invariant of `steps`: everything is of one step, which is the acknowledged one or the
     next. Returns it."""
     assert store.check().problems == ()

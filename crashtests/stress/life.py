@@ -111,7 +111,7 @@ class Life:
 
     # ---- the store ----
 
-    def open(self, mode: str = "a", again: bool = False) -> Any:
+    def open(self, mode: str = "a") -> Any:
         plan = self.plan
         os.environ["PMSTORE_MEMORY"] = plan.memory
         options: dict[str, Any] = {}

@@ -108,19 +108,20 @@ static int read_head(struct opening *o, struct pms_error *error)
 {
     struct pms_pool *pool = o->pool;
     int status = pms_super_read(pool->opened.fd, &pool->super, error);
-    if (status == PMS_OK)
-        status = pms_session_read(pool->opened.fd, &pool->session, error);
     if (status != PMS_OK)
         return status;
-    pool->persist.log_seed = pms_session_seed(&pool->session);
     off_t end = lseek(pool->opened.fd, 0, SEEK_END);
-    if (end >= 0 && (uint64_t)end >= pool->super.file_bytes)
-        return PMS_OK;
-    status = pms_fail(error, PMS_E_CORRUPT, "the file is shorter than its superblock says");
-    if (error) {
-        error->needed = pool->super.file_bytes;
-        error->available = end < 0 ? 0 : (uint64_t)end;
+    if (end < 0 || (uint64_t)end < pool->super.file_bytes) {
+        status = pms_fail(error, PMS_E_CORRUPT, "the file is shorter than its superblock says");
+        if (error) {
+            error->needed = pool->super.file_bytes;
+            error->available = end < 0 ? 0 : (uint64_t)end;
+        }
+        return status;
     }
+    status = pms_session_read(pool->opened.fd, &pool->session, error);
+    if (status == PMS_OK)
+        pool->persist.log_seed = pms_session_seed(&pool->session);
     return status;
 }
 

@@ -7,19 +7,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "commit/pool_state.h"
-#include "objects/pms.h"
-#include "test.h"
+#include "equal_items.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define VERSIONS 60
 #else
 #define VERSIONS 400
 #endif
-#define ITEMS 3000u
 
 static const int domains[] = {PMS_DOMAIN_PROCESS, PMS_DOMAIN_EMULATED, PMS_DOMAIN_FILE};
-static char path[256];
 static _Atomic bool stop;
 
 static struct pms_pool *open_as(int mode, int domain, bool keep)
@@ -35,26 +31,6 @@ static struct pms_pool *open_as(int mode, int domain, bool keep)
     if (pms_pool_open(path, &o, &p, &e) != PMS_OK)
         printf("open: %d errno %d %s\n", e.status, e.sys_errno, e.what);
     return p;
-}
-
-static uint64_t *array(struct pms_pool *p, uint64_t off)
-{
-    struct pms_info info;
-    pms_pool_info(p, &info);
-    return (uint64_t *)(uintptr_t)(info.base + off);
-}
-
-static uint64_t put(struct pms_pool *p, const char *name, uint64_t items, uint64_t value)
-{
-    uint64_t off = 0;
-    uint64_t *source = malloc(items * 8);
-    struct pms_error e;
-    for (uint64_t i = 0; i < items; i++)
-        source[i] = value;
-    CHECK(pms_object_put_array(p, 0, name, (uint32_t)strlen(name), "m", 1, items * 8, PMS_FILL_COPY,
-                               source, items * 8, 0, &off, &e) == PMS_OK);
-    free(source);
-    return off;
 }
 
 /* All of its items, if they are one number; (uint64_t)-1: they are not; -2: lost. */

@@ -3,51 +3,14 @@
 
 #include "flush/chunks.h"
 #include "log/snapshot.h"
-#include "pool_store.h"
+#include "many_arrays.h"
 #include "seam/memory.h"
 #include "seam/spill.h"
 
-#define MIB (1ull << 20)
-#define SHARE (16 * MIB) /* of pages of the process's own */
-#define ARRAYS 48
-#define BYTES (2 * MIB)
-#define WORDS (BYTES / 4)
 /* what is committed between two looks, and by one transaction */
 #define SLACK (SHARE / 16 + 2 * BYTES + MIB)
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define RSS_TELLS false
-#define STRIDE 64 /* words: each page is written and looked at, in part */
-#else
-#define RSS_TELLS true
-#define STRIDE 1
-#endif
-
-static struct pms_pool *pool;
-static struct pms_error e;
-static uint32_t *at[ARRAYS];
-static uint64_t offset[ARRAYS];
 static bool keeps_hot = true;
-
-static bool ok(int status)
-{
-    if (status != PMS_OK)
-        printf("  status %d errno %d %s\n", e.status, e.sys_errno, e.what);
-    return status == PMS_OK;
-}
-
-static uint64_t anonymous(void) /* bytes that the process has */
-{
-    char line[200];
-    uint64_t kib = 0;
-    FILE *f = fopen("/proc/self/status", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (strncmp(line, "RssAnon:", 8) == 0)
-            kib = strtoull(line + 8, NULL, 10);
-    if (f)
-        fclose(f);
-    return kib << 10;
-}
 
 static struct pms_stats stats(void)
 {
@@ -56,55 +19,12 @@ static struct pms_stats stats(void)
     return s;
 }
 
-static void name_of(int i, char name[8]) { snprintf(name, 8, "%d", i); }
-
 static void open_with(int mode, int hold)
 {
     struct pms_options o = {
         .size = 110 * MIB, .mode = mode, .domain = PMS_DOMAIN_FILE, .hot = keeps_hot};
     o.hold = hold;
     CHECK(ok(pms_pool_open(path, &o, &pool, &e)));
-}
-
-static void write_array(int i, uint32_t value)
-{
-    for (uint64_t w = 0; w < WORDS; w += STRIDE)
-        at[i][w] = value + (uint32_t)w;
-}
-
-static bool array_is(const uint32_t *words, uint32_t value)
-{
-    for (uint64_t w = 0; w < WORDS; w += STRIDE)
-        if (words[w] != value + (uint32_t)w)
-            return false;
-    return true;
-}
-
-static bool all_are(uint32_t value)
-{
-    for (int i = 0; i < ARRAYS; i++)
-        if (!array_is(at[i], value + (uint32_t)i))
-            return false;
-    return true;
-}
-
-static void make(int i)
-{
-    char name[8];
-    name_of(i, name);
-    at[i] = array(pool, name, WORDS, &offset[i]);
-}
-
-static void find_all(void)
-{
-    for (int i = 0; i < ARRAYS; i++) {
-        char name[8];
-        struct pms_object o;
-        name_of(i, name);
-        CHECK(ok(pms_object_find(pool, 0, name, (uint32_t)strlen(name), &o, &e)));
-        offset[i] = o.data;
-        at[i] = (uint32_t *)(void *)(pool->map.user + o.data);
-    }
 }
 
 /* A transaction for each array. */

@@ -8,14 +8,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "commit/pool_state.h"
+#include "equal_items.h"
 #include "live/wire.h"
-#include "objects/pms.h"
-#include "test.h"
-
-#define ITEMS 3000u
-
-static char path[256];
 
 static struct pms_pool *open_as(int mode)
 {
@@ -29,26 +23,6 @@ static struct pms_pool *open_as(int mode)
     if (pms_pool_open(path, &o, &p, &e) != PMS_OK)
         printf("open: %d errno %d %s\n", e.status, e.sys_errno, e.what);
     return p;
-}
-
-static uint64_t *array(struct pms_pool *p, uint64_t off)
-{
-    struct pms_info info;
-    pms_pool_info(p, &info);
-    return (uint64_t *)(uintptr_t)(info.base + off);
-}
-
-static uint64_t put(struct pms_pool *p, const char *name, uint64_t items, uint64_t value)
-{
-    uint64_t off = 0;
-    uint64_t *source = malloc(items * 8);
-    struct pms_error e;
-    for (uint64_t i = 0; i < items; i++)
-        source[i] = value;
-    CHECK(pms_object_put_array(p, 0, name, (uint32_t)strlen(name), "m", 1, items * 8, PMS_FILL_COPY,
-                               source, items * 8, 0, &off, &e) == PMS_OK);
-    free(source);
-    return off;
 }
 
 struct asker {

@@ -7,7 +7,7 @@ failures.py      a status becomes an exception
 pool.py          an open store: the calls that work on what it holds
 pool_info.py     what is fixed of it from its open on
 inspection.py    looking at all of it, and mending it
-reports.py       what is told of a store, as frozen dataclasses
+store_info.py    what is told of a store, as frozen dataclasses
 snapshot.py      snapshots, transfers and checksums, for tiers
 landing.py       commits of what arrives from a device, for mirrors
 optim.py         steps of optimizers

@@ -3,7 +3,7 @@
  *
  * __enter__ takes the block (for the running task, if an event loop runs in this thread),
  * commits what is pending and captures what was declared. __exit__ commits or rolls back.
- * __aenter__ and __aexit__ are waiting.py around the same.
+ * __aenter__ and __aexit__ are block_wait.py around the same.
  *
  * If an exception is raised between the two halves where Python does not call __exit__ (a
  * tracing tool can do that; a generator or a task that is dropped in the middle), the last

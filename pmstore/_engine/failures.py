@@ -150,9 +150,23 @@ def damaged(path: str, what: str, offset: int | None = None) -> errors.CorruptSt
     """Returns the error for a file that breaks a rule. It names the file, and the place in it where
     there is one."""
     problem = f"the store is damaged{'' if offset is None else f' (at byte {offset:,})'}: {what}"
-    made = errors.CorruptStoreError(
-        f"{path}: {problem}. Restore it from a tier or a copy; mode='r' may still read parts of it"
+    remedy = "Restore it from a tier or a copy; mode='r' may still read parts of it"
+    return _corrupt(path, problem, remedy, offset)
+
+
+def _cut_short(path: str, needed: int, available: int) -> errors.CorruptStoreError:
+    problem = (
+        f"the end of the store is missing: the file has {available:,} bytes, its superblock says "
+        f"{needed:,}"
     )
+    remedy = (
+        "If it is a copy or a download, make it again, whole. Else restore the store from a tier"
+    )
+    return _corrupt(path, problem, remedy, available)
+
+
+def _corrupt(path: str, problem: str, remedy: str, offset: int | None) -> errors.CorruptStoreError:
+    made = errors.CorruptStoreError(f"{path}: {problem}. {remedy}")
     made.path, made.problem, made.offset = path, problem, offset
     return made
 
@@ -201,6 +215,8 @@ def _exception(path: str, error: Any) -> Exception:
         made = _locked(path, what)
     elif status == _lib.PMS_E_FULL:
         made = _full(path, what, error.needed, error.available)
+    elif status == _lib.PMS_E_CORRUPT and error.needed:
+        return _cut_short(path, error.needed, error.available)
     elif status == _lib.PMS_E_CORRUPT:
         return damaged(path, what, error.offset)
     elif status == _lib.PMS_E_NOT_A_STORE:
@@ -275,7 +291,7 @@ def _exception(path: str, error: Any) -> Exception:
     elif status == _lib.PMS_E_STATE:
         made = errors.TransactionError(f"{path}: {what}")
     elif status == _lib.PMS_E_NOT_FOUND:
-        return KeyError(f"{path}: {what}")
+        return errors.NoSuchNameError(f"{path}: {what}")
     else:  # PMS_E_INVALID
         return ValueError(f"{path}: {what}")
     made.path = path

@@ -9,7 +9,7 @@ from itertools import count
 from pmstore._engine._native import ffi as _ffi
 from pmstore._engine._native import lib as _lib
 from pmstore._engine.pool import Pool
-from pmstore._engine.reports import CheckReport, SegmentUsage, Stats
+from pmstore._engine.store_info import CheckReport, SegmentUsage, Stats
 
 LINE_BYTES = 64
 """The bytes of memory that one write-back takes."""

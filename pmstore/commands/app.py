@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from pmstore._base.version import VERSION
-from pmstore._engine.reports import SURVIVES
+from pmstore._engine.store_info import SURVIVES
 from pmstore.commands import completion
 from pmstore.commands.common import utf8
 from pmstore.commands.lazy import Commands

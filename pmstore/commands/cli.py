@@ -98,7 +98,9 @@ def _run(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
-        _remark(f"the command line needs {error.name}: pip install 'pmstore[cli]'")
+        from pmstore.extras import install
+
+        _remark(f"the command line needs {error.name}: {install('cli')}")
         return 2
     try:
         code = app(prog_name="pmstore", standalone_mode=False)

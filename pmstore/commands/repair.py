@@ -15,7 +15,7 @@ import typer
 import pmstore
 from pmstore._base.text import counted
 from pmstore._engine import inspection
-from pmstore._engine.reports import CheckReport
+from pmstore._engine.store_info import CheckReport
 from pmstore.commands.app import Json, StorePath, app
 from pmstore.commands.common import confirmed, ending, fail, opened, progress, say, say_json, size
 from pmstore.errors import UncleanMachineCrashError

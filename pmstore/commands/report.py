@@ -21,8 +21,8 @@ from pmstore.commands.common import (
     tell,
 )
 from pmstore.opening import open as open_store
-from pmstore.show.report import BEGIN, Reported, reported
-from pmstore.show.report import report as make
+from pmstore.show.report_page import BEGIN, Reported, reported
+from pmstore.show.report_page import report as make
 from pmstore.show.units import size
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pmstore._base.text import counted, printable
 from pmstore.commands.common import find, progress, reading, say, say_json, size
-from pmstore.commands.inspect import STYLES, extent, shape
+from pmstore.commands.info import STYLES, extent, shape
 from pmstore.objects import dtypes
 from pmstore.objects.containers import Group
 from pmstore.objects.entries import Entry

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmstore.course.buckets import Rows
+from pmstore.errors import NoSuchNameError
 from pmstore.extras import optional
 from pmstore.objects.containers import Group
 
@@ -143,5 +144,5 @@ def logged(store: Store, run: str) -> Logged:
     Raises: KeyError: the store has no such run.
     """
     if f"{run}/progress" not in store:
-        raise KeyError(f"{store.path}: no run {run!r}")
+        raise NoSuchNameError(f"{store.path}: no run {run!r}")
     return Logged(names_of(store, run), arrays_of(store, run))

@@ -21,7 +21,7 @@ from pmstore._engine.constants import (
 )
 from pmstore._engine.failures import damaged
 from pmstore._engine.pool import Pool
-from pmstore._engine.reports import CheckReport
+from pmstore._engine.store_info import CheckReport
 from pmstore.errors import CorruptStoreError, TransactionError
 from pmstore.objects.core import Payload
 from pmstore.opening import open as open_store

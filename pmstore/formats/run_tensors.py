@@ -16,7 +16,7 @@ from pmstore._base.newfile import PRIVATE
 from pmstore._base.untrusted import sound
 from pmstore.errors import CorruptStoreError, MixedStoresError
 from pmstore.extras import optional
-from pmstore.formats.exchange import write_safetensors
+from pmstore.formats.array_files import write_safetensors
 from pmstore.opening import open as open_store
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def import_run(
         from safetensors import safe_open
     from pmstore.torch._state.fsdp import reshard
     from pmstore.torch._state.sharded import chunk, local, record_of
-    from pmstore.torch.errors import MismatchError
+    from pmstore.torch.run_errors import MismatchError
 
     given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     with ExitStack() as stack:

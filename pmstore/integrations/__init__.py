@@ -12,7 +12,7 @@ A new one builds on `pmstore.torch.attach`, `Run.next_step` and `Stateful`, or o
 What plug-ins share:
 
 versions.py           warns of a framework's version that is not tested
-errors.py             names what differs between a framework's objects and the stored ones
+state_errors.py       names what differs between a framework's objects and the stored ones
 unfinished_writes.py  keeps commits out while a plug-in writes, and its half writes out of commits
 array_writes.py       writes an array where one of that shape is, or makes it
 trees.py              nested dicts and lists of arrays, as JAX has them

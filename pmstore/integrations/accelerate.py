@@ -26,7 +26,7 @@ from pmstore.integrations.versions import tested
 from pmstore.torch import Run
 from pmstore.torch._data.accelerate_loader import PreparedLoader
 from pmstore.torch._state.stateful import StatefulPart
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 with optional:
     from accelerate import Accelerator

@@ -25,13 +25,14 @@ from pmstore._engine.failures import damaged
 from pmstore.errors import (
     CorruptStoreError,
     FormatVersionError,
+    NoSuchNameError,
     PmstoreError,
     ReadOnlyStoreError,
     TransactionError,
 )
 from pmstore.extras import optional
 from pmstore.integrations.array_writes import put as put_array
-from pmstore.integrations.errors import DifferentError
+from pmstore.integrations.state_errors import DifferentError
 from pmstore.integrations.unfinished_writes import broken_off, check_store, written_whole
 from pmstore.integrations.versions import tested
 from pmstore.objects import dtypes
@@ -115,7 +116,7 @@ def get(store: Store, name: str, like: Any = None) -> Any:
     _refuse_half(store, name)
     about = _read_about(store, name)
     if about is None:
-        raise KeyError(f"{store.path}: there is no tree of JAX {name!r}")
+        raise NoSuchNameError(f"{store.path}: there is no tree of JAX {name!r}")
     own: list[Any] = []
     if like is not None:
         structure, leaves = leaves_of(like, values=False)

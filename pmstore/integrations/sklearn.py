@@ -24,13 +24,14 @@ from pmstore._engine.failures import damaged
 from pmstore.errors import (
     ClosedStoreError,
     FormatVersionError,
+    NoSuchNameError,
     PmstoreError,
     ReadOnlyStoreError,
     TransactionError,
 )
 from pmstore.extras import optional
 from pmstore.integrations.array_writes import put, put_history
-from pmstore.integrations.errors import DifferentError
+from pmstore.integrations.state_errors import DifferentError
 from pmstore.integrations.unfinished_writes import broken_off, check_store, written_whole
 from pmstore.integrations.versions import tested
 from pmstore.objects import dtypes
@@ -158,7 +159,7 @@ class _Keeper(Watcher):
         elif self._name in store:
             raise ValueError(f"{self.where} is something else: use another name, or del it first")
         elif store.mode == "r":
-            raise KeyError(f"there is no estimator {self.where}")
+            raise NoSuchNameError(f"there is no estimator {self.where}")
         else:
             about = {}
         if store.mode == "r":

@@ -25,7 +25,7 @@ from pmstore._engine.constants import (
     VALUE,
 )
 from pmstore._engine.pool import Found
-from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError
+from pmstore.errors import CorruptStoreError, NameExistsError, NoSuchNameError, PmstoreError
 from pmstore.extras import optional
 from pmstore.objects import array, dtypes, tensor
 from pmstore.objects.array import Array, Descriptor, Shape
@@ -112,7 +112,7 @@ class Group(MutableMapping[str, Any]):
             return ROOT
         found = self._core.pool.find(ROOT, self._prefix[:-1])
         if found is None or found.kind != GROUP:
-            raise KeyError(f"the group {self.name!r} is not in the store any more")
+            raise NoSuchNameError(f"the group {self.name!r} is not in the store any more")
         return found.data
 
     def _load(self, name: str, found: Any) -> Any:

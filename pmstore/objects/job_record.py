@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pmstore._base.mapping_protocol import Held
-from pmstore._engine.reports import JobState
+from pmstore._engine.store_info import JobState
 from pmstore.errors import CorruptStoreError
 from pmstore.objects.containers import Group, tree
 from pmstore.objects.generations import Member, Record, decode, job_name

@@ -10,7 +10,7 @@ from typing import Any, overload
 from pmstore._base import notebook
 from pmstore._base.text import counted
 from pmstore._engine.constants import LIST, LIST_END, ROOT, VALUE
-from pmstore.errors import NameExistsError, PmstoreError
+from pmstore.errors import NameExistsError, NoSuchNameError, PmstoreError
 from pmstore.objects.core import Core, Payload, payload, represent
 from pmstore.objects.names import in_the_way
 
@@ -62,8 +62,8 @@ class List(MutableSequence[Any]):
             self._index(index, len(self))  # raises, if a signal handler made the list shorter
         return found
 
-    def _gone(self) -> KeyError:
-        return KeyError(f"the list {self.name!r} is not in the store any more")
+    def _gone(self) -> NoSuchNameError:
+        return NoSuchNameError(f"the list {self.name!r} is not in the store any more")
 
     def _index(self, index: Any, length: int) -> int:
         try:

@@ -12,7 +12,13 @@ from pmstore._base import notebook
 from pmstore._engine.constants import ARRAY, GROUP, ROOT, SLOT_CURRENT, SLOT_IDLE, SLOT_NEXT
 from pmstore._engine.landing import LandFlip
 from pmstore._engine.pool import Found, Pool
-from pmstore.errors import CorruptStoreError, NameExistsError, PmstoreError, TransactionError
+from pmstore.errors import (
+    CorruptStoreError,
+    NameExistsError,
+    NoSuchNameError,
+    PmstoreError,
+    TransactionError,
+)
 from pmstore.objects import array, dtypes, tensor
 from pmstore.objects.array import Descriptor, Shape
 from pmstore.objects.core import Core, represent
@@ -140,8 +146,8 @@ class Slots(Generic[_A]):
 
     # ---- finding ----
 
-    def _gone(self) -> KeyError:
-        return KeyError(f"the slots {self.name!r} are not in the store any more")
+    def _gone(self) -> NoSuchNameError:
+        return NoSuchNameError(f"the slots {self.name!r} are not in the store any more")
 
     def _directory(self) -> int | None:
         """Returns the directory that has the name, if it is there. It holds until the next change.

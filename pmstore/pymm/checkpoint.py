@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.errors import NoSuchNameError
 from pmstore.objects.tensor import is_tensor
 from pmstore.pymm.arrays import shelved_ndarray
 from pmstore.pymm.scalars import plain
@@ -29,7 +30,7 @@ def save(core: Core, data: Any, name: str, is_inplace: bool) -> None:
 def load(core: Core, name: str, target: Any) -> Any:
     structures = core.store.get(HIDDEN, {})
     if name not in structures:
-        raise KeyError(
+        raise NoSuchNameError(
             f"nothing was saved as {name!r}; saved were {', '.join(structures) or 'no names'}"
         )
     data = _get(core, structures[name])

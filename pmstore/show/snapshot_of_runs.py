@@ -15,7 +15,7 @@ import numpy as np
 
 from pmstore._base.text import counted
 from pmstore._engine.failures import lock_holders
-from pmstore._engine.reports import Info, SegmentUsage
+from pmstore._engine.store_info import Info, SegmentUsage
 from pmstore.course.logged import arrays_of, names_of
 from pmstore.course.reader import Told, read
 from pmstore.errors import CorruptStoreError, PmstoreError

@@ -24,8 +24,8 @@ class TierConfig:
     sizes as bytes.
 
     Attributes:
-        url: a local directory, or any URL of fsspec ("s3://bucket/run", with
-            `pip install 'pmstore[s3]'`). "{rank}" in it is the rank.
+        url: a local directory, or any URL of fsspec ("s3://bucket/run" needs the extra `s3`).
+            "{rank}" in it is the rank.
         keep: how many epochs stay; None: all.
         every: flushed by itself when so many commits have been made since the last time; None: when
             it is asked for.

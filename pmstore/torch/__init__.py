@@ -3,11 +3,13 @@
 from pmstore.extras import optional
 
 with optional:
-    from pmstore.torch._job.job import Job
+    from pmstore.torch._job.process_group import Job
     from pmstore.torch._read.load import load
     from pmstore.torch.attach import attach
     from pmstore.torch.checkpoints import KeptState
-    from pmstore.torch.errors import (
+    from pmstore.torch.resume import Resume
+    from pmstore.torch.run import Run
+    from pmstore.torch.run_errors import (
         AttachError,
         ChangedError,
         LookaheadError,
@@ -17,8 +19,6 @@ with optional:
         TornStepError,
         UnfinishedStepError,
     )
-    from pmstore.torch.resume import Resume
-    from pmstore.torch.run import Run
     from pmstore.torch.run_stats import RunStats
 
 __all__ = [

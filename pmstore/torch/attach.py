@@ -5,7 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, TypeAlias, TypeVar
+from difflib import get_close_matches
+from inspect import signature
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import nn
@@ -15,8 +17,8 @@ from pmstore import Store
 from pmstore._base.weak_registry import alive
 from pmstore.errors import TransactionError
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
-from pmstore.torch._job.job import Job, job_of, leave_job, warn_of_ranks
 from pmstore.torch._job.join import Joining
+from pmstore.torch._job.process_group import Job, job_of, leave_job, warn_of_ranks
 from pmstore.torch._migrate.migrate import adapt, note
 from pmstore.torch._random.defaults import HeadDraws
 from pmstore.torch._state.layout import decode_place, refuse_resharded
@@ -31,12 +33,12 @@ from pmstore.torch._step.commit_schedule import (
 from pmstore.torch._step.foreign_trainers import Schedulers
 from pmstore.torch._step.progress import BY_HAND, Progress
 from pmstore.torch._step.steps import Steps
-from pmstore.torch.errors import AttachError, TornStepError, records
 from pmstore.torch.keys import called
 from pmstore.torch.parts import Pieces
 from pmstore.torch.program import Program, check_format
 from pmstore.torch.resume import Resume
 from pmstore.torch.run import Run
+from pmstore.torch.run_errors import AttachError, TornStepError, records
 
 _Piece = TypeVar("_Piece")
 _Many: TypeAlias = _Piece | Mapping[str, _Piece] | Sequence[_Piece] | None
@@ -62,6 +64,7 @@ def attach(
     job: Job | None = None,
     mirror: bool | None = None,
     name: str = "run",
+    **unknown: NoReturn,
 ) -> Run:
     """Puts a training run's state into the store, or goes on with the run that is stored there.
 
@@ -142,11 +145,14 @@ def attach(
             or did not come. MismatchError and AttachError also where another rank gives another
             program, or could not attach. In a job all of these are raised at every rank.
         InDoubtError: the store is of a job, and was not given process_group.
-        TypeError: policy is neither "auto" nor a rule nor a scheduler; resume is no Resume.
+        TypeError: policy is neither "auto" nor a rule nor a scheduler; resume is no Resume; there
+            is no such argument.
         In every case store and program are as before; only where an object refuses the state that
         is stored for it (its `load_state_dict` raises), what `resume` asked for is done in the
         store.
     """
+    if unknown:
+        raise _unknown(next(iter(unknown)))
     resume = Resume() if resume is None else resume
     rule: CommitPolicy | CommitScheduler | None = None
 
@@ -207,6 +213,13 @@ def attach(
     for piece in (*program.models.values(), *program.optimizers.values()):
         _trained[piece] = weakref.ref(steps)
     return Run(steps, resumed=resumed)
+
+
+def _unknown(argument: str) -> TypeError:
+    known = [name for name in signature(attach).parameters if name not in ("store", "unknown")]
+    meant = get_close_matches(argument, known, 1)
+    asked = f" Did you mean {meant[0]!r}?" if meant else ""
+    return TypeError(f"attach has no argument {argument!r}.{asked} It has {', '.join(known)}")
 
 
 def _check_kinds(guard: Any, resume: Any) -> None:

@@ -27,7 +27,7 @@ from pmstore.tiers.config import TierConfig
 from pmstore.torch._migrate.differences import compare
 from pmstore.torch._step.state import MARKED, OPEN
 from pmstore.torch._step.steps import Steps
-from pmstore.torch.errors import ChangedError, MismatchError, NotKeptError, records
+from pmstore.torch.run_errors import ChangedError, MismatchError, NotKeptError, records
 
 FOLDER = ".kept"
 """Behind the store's path: where states are kept if no tier is given."""

@@ -25,8 +25,8 @@ from pmstore.torch._state.requires_grad import Parameters, TrainablePart
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.stateful import Stateful, StatefulPart
 from pmstore.torch.changes import SAME, all_of, asking
-from pmstore.torch.errors import AttachError
 from pmstore.torch.program import Program
+from pmstore.torch.run_errors import AttachError
 from pmstore.torch.wrappers import inner_optimizers
 
 

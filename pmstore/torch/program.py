@@ -16,8 +16,8 @@ from pmstore.torch._state.fsdp import refuse_wrapped_whole
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.stateful import Stateful, as_stateful, extra_state, is_stateful
-from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import called, under
+from pmstore.torch.run_errors import AttachError
 from pmstore.torch.wrappers import refuse_empty, refuse_wrapped, unwrapped
 
 FORMAT = 2

@@ -19,7 +19,7 @@ from pmstore.torch._step.loops import Epoch, Loops, Options, check_count
 from pmstore.torch._step.state import ENDED, IDLE, MARKED, OPEN, Event, Kind
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.checkpoints import Keeper, KeptState
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 from pmstore.torch.run_stats import RunStats, log_end, metrics, stats_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 # ---- what Accelerate wraps around optimizers and schedulers
 

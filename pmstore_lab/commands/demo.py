@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pmstore._engine.reports import SURVIVES
+from pmstore._engine.store_info import SURVIVES
 from pmstore.commands.app import Domain, Json, app
 from pmstore.commands.common import console, fail, milliseconds, say, size
 from pmstore.errors import PmstoreError
+from pmstore.extras import install
 
 if TYPE_CHECKING:
     from pmstore_lab.demo import JobReport, Report
@@ -55,7 +56,7 @@ def demo(
         from pmstore_lab.demo import JOBS, DemoError, Settings, run_demo
         from pmstore_lab.demo import as_json as report_as_json
     except ModuleNotFoundError as error:
-        raise fail(f"the demo needs {error.name}: pip install 'pmstore[demo]'", 2) from None
+        raise fail(f"the demo needs {error.name}: {install('demo')}", 2) from None
     if domain not in ("auto", *SURVIVES):
         raise fail(f"unknown domain {domain!r}: use auto, {', '.join(SURVIVES)}", 2)
     chosen = seed if seed is not None else int.from_bytes(os.urandom(3), "little")

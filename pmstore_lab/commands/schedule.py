@@ -14,6 +14,7 @@ from rich.table import Table
 from pmstore.commands.app import Json, app
 from pmstore.commands.common import console, fail, say
 from pmstore.commands.completion import one_of
+from pmstore.extras import install
 
 if TYPE_CHECKING:
     from pmstore_lab.simulation.cells import Cell
@@ -178,7 +179,7 @@ def _plot(cell: Cell, rows: list[Row], path: Path) -> None:
     try:
         plot(cell, rows, path)
     except ModuleNotFoundError as error:
-        raise fail(f"the plot needs {error.name}: pip install 'pmstore[plot]'", 2) from None
+        raise fail(f"the plot needs {error.name}: {install('plot')}", 2) from None
     except (ValueError, OSError) as error:
         raise fail(f"cannot draw {path}: {error}", 2) from None
 

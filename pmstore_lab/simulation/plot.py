@@ -1,4 +1,4 @@
-"""The picture of a comparison. Needs matplotlib: `pip install 'pmstore[plot]'`."""
+"""The picture of a comparison. Needs the extra `plot`."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ DEVICE = (
     "--mode=fsdax, mount -o dax)\n"
 )
 SHORT = (
-    ": the store is damaged (at byte 0): the file is shorter than its superblock says: pmstore "
-    "restore makes a store of an epoch in a tier; or take a copy of the file\n"
+    ": the end of the store is missing: the file has 1,048,576 bytes, its superblock says "
+    "2,093,056: pmstore restore makes a store of an epoch in a tier; or take a copy of the file\n"
 )
 NO_MAGIC = ": not a pmstore file (no magic). It was left as it is: give a store's path\n"
 

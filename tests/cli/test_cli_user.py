@@ -186,7 +186,7 @@ def test_a_fault_of_pmstore_is_one_line(
         raise RuntimeError("by mistake")
 
     monkeypatch.delenv("PMSTORE_TRACEBACK", raising=False)
-    monkeypatch.setattr("pmstore.commands.inspect.ls", broken)
+    monkeypatch.setattr("pmstore.commands.info.ls", broken)
     code, out, err = main("ls", path)
     assert (code, out) == (3, "")
     assert err.startswith("pmstore: a fault of pmstore: RuntimeError: by mistake")
@@ -517,7 +517,7 @@ def test_what_is_asked_most_imports_neither_typer_nor_rich(words: list[str], pat
     assert "numpy" in there
     heavy = {"typer", "click", "rich", "torch", "pmstore.commands.app", "fsspec"}
     if words[0] == "ls":
-        heavy |= {"pmstore._engine.reports", "pmstore.tiers.tiers", "html", "json"}
+        heavy |= {"pmstore._engine.store_info", "pmstore.tiers.tiers", "html", "json"}
     assert heavy & there == set()
 
 

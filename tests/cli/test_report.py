@@ -24,13 +24,13 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore._engine.reports import JobState
+from pmstore._engine.store_info import JobState
 from pmstore.commands.application import app
 from pmstore.course import Course, Start, Told, read
 from pmstore.course.reader import Life
 from pmstore.course.records import Step
 from pmstore.show import series, svg
-from pmstore.show.report import BYTES_MOST, report, reported
+from pmstore.show.report_page import BYTES_MOST, report, reported
 from pmstore.show.units import moment, number, size
 from tests.courses import begin, log, made, train
 

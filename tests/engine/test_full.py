@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.formats import portable
+from pmstore import portable
 
 SIZES = [1 << 20, 40_000, 700, 20, 1]  # bytes: when no more large blocks fit, smaller ones may
 
@@ -103,7 +103,7 @@ ON_A_FULL_DISK = """
 import os, sys
 import numpy as np
 import pmstore
-from pmstore.formats import portable
+from pmstore import portable
 
 path, domain = sys.argv[1:]
 store = pmstore.open(path, size="24MiB", domain=domain)

@@ -26,9 +26,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import pmstore
-from pmstore import exchange
+from pmstore import exchange, portable
 from pmstore.commands.application import app
-from pmstore.formats import portable
 from pmstore.objects import values
 from pmstore.objects.array import Descriptor
 from pmstore.testing import crashboard
@@ -101,7 +100,7 @@ def test_a_dump_that_declares_much_takes_little(shm: Path, records: list[Any]) -
     (shm / "dump").write_bytes(sealed(*records))
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore.formats import portable
+        from pmstore import portable
         try:
             portable.load(open({str(shm / "dump")!r}, "rb"), {str(shm / "s.pm")!r}, size="1MiB")
         except pmstore.CorruptStoreError as error:
@@ -121,7 +120,7 @@ def test_objects_within_objects_take_little(shm: Path) -> None:
     (shm / "dump").write_bytes(msgpack.packb({"format": "pmstore dump", "version": 1}) + tree)
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore.formats import portable
+        from pmstore import portable
         try:
             portable.load(open({str(shm / "dump")!r}, "rb"), {str(shm / "s.pm")!r}, size="1MiB")
         except pmstore.CorruptStoreError as error:
@@ -293,7 +292,7 @@ def test_compressed_members_have_a_limit(shm: Path) -> None:
     assert (shm / "x.npz").stat().st_size < MIB
     taken, said = peak_mib(f"""
         import pmstore
-        from pmstore.formats import exchange
+        from pmstore import exchange
         with pmstore.open({str(shm / "s.pm")!r}, "x") as store:
             try:
                 exchange.import_npz(store, {str(shm / "x.npz")!r})
@@ -440,7 +439,7 @@ def test_want_of_memory_is_told_with_its_place(shm: Path) -> None:
     (shm / "s.pm").unlink()
     _, said = peak_mib(f"""
         import resource, pmstore
-        from pmstore.formats import exchange, portable
+        from pmstore import exchange, portable
         def limited(read):
             status = open("/proc/self/status")
             had = int(next(line.split()[1] for line in status if line.startswith("VmSize"))) << 10

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import pmstore.extras
+from pmstore.commands.table import TABLE
+
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "native"
 
@@ -294,6 +297,32 @@ def test_only_the_engine_folder_knows_the_engine_and_nothing_the_lab(module: str
         assert found.partition(".")[0] != "pmstore_lab", f"{module}:{number}: {found}"
         if found == "pmstore._engine._native":
             assert _python_layer(module) == "_engine", f"{module}:{number}: {found}"
+
+
+def test_a_name_stands_for_one_module() -> None:
+    """Who reads or looks for the name of a file knows which one is meant."""
+    homes: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        if not path.stem.startswith("__"):
+            homes.setdefault(path.stem, []).append(module)
+    assert not [modules for modules in homes.values() if len(modules) > 1]
+
+
+def test_a_module_of_commands_has_the_name_of_one() -> None:
+    assert {place.module for place in TABLE.values()} <= TABLE.keys()
+
+
+def test_what_is_told_to_install_is_an_extra() -> None:
+    extras = re.findall(r"^([a-z0-9-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    told = list(pmstore.extras._EXTRAS.values())
+    for folder in ("pmstore", "pmstore_lab", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            told += re.findall(r"""install\(["'](\w+)""", text)
+            assert path.name == "extras.py" or "pip install 'pmstore" not in re.sub(
+                r'""".*?"""', "", text, flags=re.DOTALL
+            )
+    assert {"torch", "cli", "tiers", "demo", "plot", "bench"} <= set(told) <= set(extras)
 
 
 PACKAGE = [*MODULES.values(), *sorted((ROOT / "pmstore").rglob("*.[ch]"))]

@@ -24,7 +24,7 @@ from jobs.trying import Outcome, Try
 from programs.bits import Bits, differences
 
 import pmstore
-from pmstore.torch._job.job import restarts_will_fail
+from pmstore.torch._job.process_group import restarts_will_fail
 
 STEPS = 40
 

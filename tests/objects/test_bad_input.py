@@ -109,8 +109,13 @@ def test_another_version(made: Path) -> None:
 def test_truncated(made: Path, keep: int) -> None:
     os.truncate(made, keep)
     for mode in ("r", "r+", "a"):
-        with pytest.raises(pmstore.CorruptStoreError):
+        with pytest.raises(pmstore.CorruptStoreError) as caught:
             pmstore.open(made, mode)  # type: ignore[arg-type]
+        if keep >= 4096:  # the superblock says how long the file was
+            told = f"the end of the store is missing: the file has {keep:,} bytes, its superblock"
+            assert told in str(caught.value)
+            assert "make it again, whole" in str(caught.value)
+            assert caught.value.offset == keep
     assert made.stat().st_size == keep
 
 

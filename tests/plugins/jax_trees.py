@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import pmstore
 from pmstore.errors import CorruptStoreError, ReadOnlyStoreError, TransactionError
-from pmstore.integrations.errors import DifferentError
 from pmstore.integrations.jax import get, put
+from pmstore.integrations.state_errors import DifferentError
 
 
 class Own(NamedTuple):

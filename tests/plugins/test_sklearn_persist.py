@@ -34,8 +34,8 @@ from pmstore.errors import (
     TransactionError,
 )
 from pmstore.integrations import versions
-from pmstore.integrations.errors import DifferentError
 from pmstore.integrations.sklearn import persist
+from pmstore.integrations.state_errors import DifferentError
 
 X = np.random.default_rng(0).normal(size=(40, 6))
 Y = np.arange(40) % 3

@@ -139,8 +139,7 @@ def test_strays_do_not_bend_the_line_over_bytes() -> None:
     rng = np.random.default_rng(1)
     for number, dirty in enumerate(rng.uniform(1e6, 1e9, 60)):
         cost.add((0.3 + 2e-9 * dirty) * (10.0 if number == 40 else 1.0), dirty)
-    assert cost.fixed_seconds == pytest.approx(0.3, rel=1e-6)
-    assert cost.seconds_per_byte == pytest.approx(2e-9, rel=1e-6)
+    assert cost._line() == pytest.approx((0.3, 2e-9), rel=1e-6)
 
 
 def test_a_cost_goes_on_from_its_state() -> None:

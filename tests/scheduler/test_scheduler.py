@@ -297,8 +297,7 @@ def test_cost_by_bytes() -> None:
     rng = np.random.default_rng(1)
     for dirty in rng.uniform(1e6, 1e9, 60):
         cost.add(0.3 + 2e-9 * dirty, dirty)
-    assert cost.fixed_seconds == pytest.approx(0.3, rel=1e-6)
-    assert cost.seconds_per_byte == pytest.approx(2e-9, rel=1e-6)
+    assert cost._line() == pytest.approx((0.3, 2e-9), rel=1e-6)
     assert cost.price(2e9) == pytest.approx(4.3, rel=0.01)
     assert cost.p99 > 2.0
 

@@ -12,36 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shelf_helpers import committed, needs_torch, torch
 
 import pmstore
 from pmstore import pymm
 from pmstore.testing import ForkServer
 
-try:
-    import torch
-except ModuleNotFoundError:
-    torch = None  # type: ignore[assignment]
-
-needs_torch = pytest.mark.skipif(torch is None, reason="needs torch")
-
-
-@pytest.fixture
-def shelf(shm: Path) -> Iterator[Any]:
-    made = pymm.shelf("s", pmem_path=shm, size_mb=4)
-    yield made
-    made._close()
-
 
 def pymm_number(shelf: Any) -> Any:
     shelf.digits = "12"
     return shelf.digits
-
-
-def committed(shm: Path) -> pmstore.Store:
-    """What another process would find if this one died now: a copy of the file, recovered."""
-    copied = shm / "copy.pm"
-    copied.write_bytes((shm / "s.pm").read_bytes())
-    return pmstore.open(copied)
 
 
 # ---- values ----

@@ -5,40 +5,14 @@ from __future__ import annotations
 import copy
 import io
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from shelf_helpers import needs_torch, stored, torch
 
-import pmstore
 from pmstore import pymm
-
-try:
-    import torch
-except ModuleNotFoundError:
-    torch = None  # type: ignore[assignment]
-
-needs_torch = pytest.mark.skipif(torch is None, reason="needs torch")
-
-
-@pytest.fixture
-def shelf(shm: Path) -> Iterator[Any]:
-    made = pymm.shelf("s", shm, 4)
-    yield made
-    made._close()
-
-
-def stored(shm: Path, name: str) -> Any:
-    """What another process would find if this one died now: in a copy of the file, recovered."""
-    copied = shm / "copy.pm"
-    copied.write_bytes((shm / "s.pm").read_bytes())
-    with pmstore.open(copied) as store:
-        found = store[name]
-        items = list(found) if isinstance(found, pmstore.List) else found
-        return items.tolist() if hasattr(items, "tolist") else items
-
 
 # ---- save ----
 

@@ -8,39 +8,15 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from shelf_helpers import committed, needs_torch, stored, torch
 
 import pmstore
 from pmstore import pymm
-
-try:
-    import torch
-except ModuleNotFoundError:
-    torch = None  # type: ignore[assignment]
-
-needs_torch = pytest.mark.skipif(torch is None, reason="needs torch")
-
-
-@pytest.fixture
-def shelf(shm: Path) -> Iterator[Any]:
-    made = pymm.shelf("s", shm, 4)
-    yield made
-    made._close()
-
-
-def stored(shm: Path, name: str) -> Any:
-    """What another process would find if this one died now: in a copy of the file, recovered."""
-    copied = shm / "copy.pm"
-    copied.write_bytes((shm / "s.pm").read_bytes())
-    with pmstore.open(copied) as store:
-        found = store[name]
-        return found.copy() if isinstance(found, np.ndarray) else found
-
 
 # ---- autograd ----
 
@@ -58,9 +34,9 @@ def test_an_assigned_result_keeps_its_graph(shelf: Any, shm: Path) -> None:
     shelf.z.sum().backward()
     assert a.grad is not None
     assert a.grad.item() == 2 * (5 * 1 + 2)
-    found = stored(shm, "z")
-    assert found.tolist() == [[30, 12]]
-    assert not found.requires_grad  # the graph is this process's, and not a part of the number
+    assert stored(shm, "z") == [[30, 12]]
+    with committed(shm) as store:
+        assert not store["z"].requires_grad  # the graph is this process's, no part of the number
 
 
 @needs_torch
@@ -113,7 +89,7 @@ def test_a_rollback_ends_a_graph_with_the_value(shelf: Any, shm: Path) -> None:
     shelf.y = a * torch.ones(2)
     shelf._core.store.rollback()
     assert shelf.y.tolist() == [3, 3]  # committed with its statement
-    assert stored(shm, "y").tolist() == [3, 3]
+    assert stored(shm, "y") == [3, 3]
 
 
 @needs_torch
@@ -237,7 +213,7 @@ def test_arrays_for_other_libraries(shelf: Any, shm: Path) -> None:
         assert tensor.data_ptr() == shelf.a.addr
         tensor[1] = 3
         shelf.a.persist()
-        assert stored(shm, "a").tolist() == [[2, 2, 2], [3, 3, 3]]
+        assert stored(shm, "a") == [[2, 2, 2], [3, 3, 3]]
 
 
 @needs_torch
@@ -249,7 +225,7 @@ def test_memory_of_members(shelf: Any, shm: Path) -> None:
         assert member.namedmemory.addr() == member._value_named_memory.addr() == member.memory
     shelf.x.asndarray()[0] = 7
     shelf.x.namedmemory.persist()
-    assert stored(shm, "x").tolist() == [7, 1, 2, 3]
+    assert stored(shm, "x") == [7, 1, 2, 3]
     assert isinstance(shelf.mr, pymm.MemoryResource)
     assert shelf.mr.list_items() == ["x", "t"]
     assert shelf.mr.get_percent_used() == shelf.used
@@ -295,7 +271,7 @@ def test_a_file_that_is_read_in_a_transaction_is_rolled_back_with_it(shelf: Any,
     with open(shm / "array.dat", "rb", buffering=0) as source:
         source.readinto(memoryview(shelf.z))
     assert shelf.z[9] == 9
-    assert stored(shm, "z").tolist() == [5] * 1000
+    assert stored(shm, "z") == [5] * 1000
     shelf._close()
     again = pymm.shelf("s", shm)
     assert again.z.tolist() == [5] * 1000
@@ -404,4 +380,4 @@ def test_files_are_read_into_tensors(shelf: Any, shm: Path) -> None:
         shelf.tx_begin([shelf.t])
         source.readinto(shelf.t.numpy())
         shelf.tx_end()
-    assert stored(shm, "t").tolist() == list(range(1000))
+    assert stored(shm, "t") == list(range(1000))

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 import pmstore
-from pmstore import exchange
+from pmstore import exchange, portable
 from pmstore.commands.application import app
-from pmstore.formats import description, portable
+from pmstore.formats import description
 from pmstore.scheduler import CommitScheduler
 from pmstore.tiers import trust
 from pmstore.tiers.tiers import GROUP

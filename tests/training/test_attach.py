@@ -496,6 +496,15 @@ def test_what_cannot_be_attached(store: pmstore.Store) -> None:
     assert list(store) == []
 
 
+def test_an_argument_that_attach_does_not_have(store: pmstore.Store) -> None:
+    with pytest.raises(
+        TypeError, match=r"'scheduler'\. Did you mean 'lr_scheduler'\? It has model"
+    ):
+        pmstore.torch.attach(store, scheduler=None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"no argument 'x'\. It has model, optimizer"):
+        pmstore.torch.attach(store, x=None)  # type: ignore[arg-type]
+
+
 def test_another_device_is_refused(store: pmstore.Store) -> None:
     """Every device that is not the CPU goes the same way; the meta device is the one that is always
     there."""

@@ -17,7 +17,7 @@ import pmstore
 import pmstore.torch
 from pmstore.job import peers
 from pmstore.torch import Job
-from pmstore.torch._job import job as job_module
+from pmstore.torch._job import process_group
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_a_group_that_is_never_made(shm: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_ranks_that_attach_was_not_told_of(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setattr(job_module, "_warned", False)
+    monkeypatch.setattr(process_group, "_warned", False)
     with pmstore.open(shm / "run.pm", size="8MiB") as store:
         with pytest.warns(RuntimeWarning, match=r"rank 2 of 4.*process_group='world'"):
             run, _, _ = attach(store)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from interrupter import LineInterrupter
 from torch import nn
+from training import FOLLOWING
 
 import pmstore
 import pmstore.torch.optim
 from pmstore.torch import MismatchError, Run, attach
-from pmstore.torch._state.model import ModelBinding
-from pmstore.torch._state.optimizer import OptimizerBinding
-from pmstore.torch._state.replaced import Replacing
-from pmstore.torch.parts import Pieces
 
 KINDS = ("heap", "slots", "mirrored")
 X = torch.arange(12.0).reshape(4, 3) / 5
@@ -149,32 +145,6 @@ def test_another_group_is_refused(store: pmstore.Store, kind: str) -> None:
     assert run.committed == 3
 
 
-_CODE = {
-    function.__code__
-    for function in (
-        *(ModelBinding.follow, ModelBinding._follow, ModelBinding.followed, ModelBinding._scan),
-        *(ModelBinding._find, ModelBinding._replaced, OptimizerBinding.replace, Pieces.follow),
-        *(Replacing.__init__, Replacing.put),
-    )
-}
-
-
-class _Interrupt:
-    """Raises KeyboardInterrupt before the line of that number of what follows."""
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code not in _CODE:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
-
 @pytest.mark.parametrize("kind", ["heap", "slots"])
 @pytest.mark.parametrize(("first", "later"), [(swap, None), (swap, swap), (replace, replace)])
 def test_an_interrupt_while_places_change(
@@ -194,15 +164,7 @@ def test_an_interrupt_while_places_change(
             first(reference)
         with run.next_step():
             first(model)
-            before = sys.gettrace()
-            sys.settrace(_Interrupt(line))
-            try:
-                run._steps.pieces.follow()
-                interrupted = False
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(before)
+            interrupted = LineInterrupter(line, FOLLOWING).run(run._steps.pieces.follow)
             if later is not None:
                 later(model)
             update(model, optimizer)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import pmstore  # noqa: E402
 import pmstore.torch  # noqa: E402
 from pmstore.scheduler import Auto, CommitScheduler, EveryN  # noqa: E402
-from pmstore.torch.errors import AttachError  # noqa: E402
+from pmstore.torch.run_errors import AttachError  # noqa: E402
 
 
 def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -17,7 +17,17 @@ from torch.utils.data import DataLoader, TensorDataset
 import pmstore
 import pmstore.torch.optim
 from pmstore.torch import Run
+from pmstore.torch._state.model import ModelBinding
+from pmstore.torch._state.optimizer import OptimizerBinding
+from pmstore.torch._state.replaced import Replacing
+from pmstore.torch.parts import Pieces
 
+FOLLOWING = (
+    *(ModelBinding.follow, ModelBinding._follow, ModelBinding.followed, ModelBinding._scan),
+    *(ModelBinding._find, ModelBinding._replaced, OptimizerBinding.replace, Pieces.follow),
+    *(Replacing.__init__, Replacing.put),
+)
+"""What a step's end does about parameters that are other objects, or in other places."""
 BATCHES = 7  # an epoch
 
 

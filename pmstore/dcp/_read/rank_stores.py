@@ -15,7 +15,7 @@ from pmstore.objects.job_record import members, stored_runs
 from pmstore.opening import open as open_store
 from pmstore.opening import open_before
 from pmstore.store import Store
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 WAIT_SECONDS = 60.0
 """How long ranks that train meanwhile are looked at, until all are seen at one generation."""

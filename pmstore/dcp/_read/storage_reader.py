@@ -16,7 +16,7 @@ from torch.futures import Future
 from pmstore.dcp._format.folder_layout import path_of
 from pmstore.dcp._read import transfer
 from pmstore.dcp._read.checkpoint_source import Source
-from pmstore.dcp._read.epochs import open_epoch
+from pmstore.dcp._read.epoch_holding import open_epoch
 from pmstore.dcp._read.folder import FolderSource
 from pmstore.dcp._read.rank_stores import Paths, find
 from pmstore.dcp._read.run_reader import open_run

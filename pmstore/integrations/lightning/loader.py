@@ -15,7 +15,7 @@ from pmstore.torch._data.cursor import Cursor
 from pmstore.torch._data.position import Held, Place, Position
 from pmstore.torch._data.source_choice import open_source
 from pmstore.torch._random import defaults as rng
-from pmstore.torch.errors import AttachError, ChangedError
+from pmstore.torch.run_errors import AttachError, ChangedError
 from pmstore.torch.settings import Settings, same, settings_of_loader
 
 

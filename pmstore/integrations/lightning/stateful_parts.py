@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from torchmetrics import Metric
 
-from pmstore.torch.errors import ChangedError
+from pmstore.torch.run_errors import ChangedError
 from pmstore.torch.settings import plain, same
 
 _SETTINGS = (

@@ -18,7 +18,7 @@ from pmstore.integrations.versions import tested
 with optional:
     import transformers as _  # noqa: F401  # before what it depends on: it is named if it is missing
 
-    from pmstore.integrations.transformers.callback import PmstoreTrainerCallback
+    from pmstore.integrations.transformers.trainer_callback import PmstoreTrainerCallback
 
 tested("transformers", "5.23", "5.23")
 tested("accelerate", "1.15", "1.15")

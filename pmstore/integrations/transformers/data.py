@@ -21,7 +21,7 @@ from pmstore.torch._data.accelerate_loader import seedable_sampler
 from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.dataloader import MapLoader, holders_of
 from pmstore.torch._random import defaults as rng
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 _LOOKS = 16
 """Batches after which generators are looked for that were made while one was loaded. (To look takes

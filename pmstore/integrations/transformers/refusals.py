@@ -8,7 +8,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from pmstore.integrations.transformers.data import TrainerData
-from pmstore.torch.errors import AttachError, ChangedError
+from pmstore.torch.run_errors import AttachError, ChangedError
 from pmstore.torch.settings import plain, same
 
 _SETTINGS = (

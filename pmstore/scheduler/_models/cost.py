@@ -149,16 +149,6 @@ class CostModel:
         return max((y - slope * x) / weight, 0.0), slope
 
     @property
-    def fixed_seconds(self) -> float:
-        line = self._line()
-        return self._mean if line is None else line[0]
-
-    @property
-    def seconds_per_byte(self) -> float:
-        line = self._line()
-        return 0.0 if line is None else line[1]
-
-    @property
     def p99(self) -> float:
         """The 99th percentile of the blocking seconds of the last 128 commits, but not less than
         the mean of ordinary ones. With fewer than 100 commits it is the largest."""

@@ -14,6 +14,7 @@ import numpy as np
 from pmstore._base.workers import Tasks, WorkerError
 from pmstore._engine.snapshot import SPARED, Snapshot, Transfer, checksum, write_all
 from pmstore.errors import TierError
+from pmstore.extras import install
 from pmstore.objects.array import Array
 from pmstore.tiers._places.place import BrokenEpochError, Lock, NewFile, NewStore
 
@@ -114,7 +115,7 @@ class FsspecPlace:
             import fsspec
         except ImportError:
             raise TierError(
-                f"{url}: tiers beyond local directories need fsspec: pip install 'pmstore[tiers]'"
+                f"{url}: tiers beyond local directories need fsspec: {install('tiers')}"
             ) from None
         self.url = url
         self.maps: bool = False
@@ -127,7 +128,7 @@ class FsspecPlace:
         except ImportError as error:
             extra = "s3" if url.startswith("s3") else "tiers"
             raise TierError(
-                f"{url}: {error}. pip install 'pmstore[{extra}]' or the library that it names"
+                f"{url}: {error}. {install(extra)} or the library that it names"
             ) from None
         except ValueError as error:
             raise TierError(f"{url}: {error}") from None

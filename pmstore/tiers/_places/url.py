@@ -35,8 +35,8 @@ def open_place(
     access: Access = PRIVATE,
 ) -> Place:
     """Opens the place that a URL names: a path or file: URL is a local directory, any other URL
-    needs `pip install 'pmstore[tiers]'`. asks: how a remote place is asked. access: permissions of
-    local files that will be written.
+    needs the extra `tiers`. asks: how a remote place is asked. access: permissions of local files
+    that will be written.
 
     Raises: TierError, ValueError, TypeError.
     """

@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from pmstore.torch._data.dataloader import MapLoader
 from pmstore.torch._data.position import Position
 from pmstore.torch._random import defaults as rng
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 _END = object()
 

@@ -33,7 +33,7 @@ from torch.utils.data.distributed import DistributedSampler
 from pmstore.torch._data.batch_source import Source, batches_again
 from pmstore.torch._data.worker_seeds import Seeded
 from pmstore.torch._random import defaults as rng
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 _DRAW_ONCE = (
     SequentialSampler,

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, Sampler
 from pmstore._engine._binding import Watch, same_bytes
 from pmstore.torch._random.defaults import bits_of
 from pmstore.torch.changes import Question, all_of
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 MOST_BYTES = 1 << 20
 """That are kept of all attributes together."""

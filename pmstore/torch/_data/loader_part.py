@@ -12,8 +12,8 @@ from pmstore.torch._data.samples import cut_source, read_cut
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import Found
 from pmstore.torch.changes import SAME, asking, still
-from pmstore.torch.errors import MismatchError
 from pmstore.torch.kept_structure import Structure
+from pmstore.torch.run_errors import MismatchError
 
 _VERSION = 2
 _OF_ITSELF = ("generator", "sampler", "batch_sampler")

@@ -11,7 +11,7 @@ from pmstore import Store
 from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.loader_attributes import has_state
 from pmstore.torch._data.position import Position
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 from pmstore.torch.settings import Settings
 
 Cut = tuple[int, int, int]

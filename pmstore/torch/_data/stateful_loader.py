@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.position import Position
 from pmstore.torch._random import defaults as rng
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 
 class StatefulLoader(Source):

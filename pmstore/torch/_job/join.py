@@ -45,9 +45,9 @@ from pmstore.objects.generations import (
     without_job,
 )
 from pmstore.objects.job_record import members as stored_members
-from pmstore.torch._job.job import check_ranks
-from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch._job.process_group import check_ranks
 from pmstore.torch.program import Program
+from pmstore.torch.run_errors import AttachError, MismatchError
 from pmstore.torch.settings import fingerprint
 
 

@@ -28,12 +28,12 @@ from pmstore.torch._state.requires_grad import read_trainable
 from pmstore.torch._state.sharded import HOW_TO_RESHARD
 from pmstore.torch._state.stateful import StatefulPart
 from pmstore.torch._step.progress import Progress
-from pmstore.torch.errors import AttachError, ChangedError, MismatchError
 from pmstore.torch.kept_structure import Structure
 from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.parts import Pieces
 from pmstore.torch.program import Program
 from pmstore.torch.resume import Resume
+from pmstore.torch.run_errors import AttachError, ChangedError, MismatchError
 from pmstore.torch.settings import Settings, fingerprint, plain
 
 

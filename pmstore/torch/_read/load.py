@@ -16,8 +16,8 @@ from pmstore.torch._read.stored import StoredRun, StoreHolding
 from pmstore.torch._state.common_part import of_wrapper
 from pmstore.torch._state.sharded import HOW_TO_RESHARD, ShardRecord, describe, local, record_of
 from pmstore.torch._state.stateful import extra_state
-from pmstore.torch.errors import AttachError, MismatchError, records
 from pmstore.torch.keys import full_name
+from pmstore.torch.run_errors import AttachError, MismatchError, records
 
 
 def load(

@@ -23,9 +23,9 @@ from pmstore.torch._state.mirrored import packed
 from pmstore.torch._state.optimizer_state import read_layout, state_block
 from pmstore.torch._state.sharded import ShardRecord
 from pmstore.torch._state.slotted import Kept, SlotViews, described_kept, make_views
-from pmstore.torch.errors import AttachError
 from pmstore.torch.kept_structure import read_structure
 from pmstore.torch.program import check_format
+from pmstore.torch.run_errors import AttachError
 
 
 class Holding(Held, Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.run_errors import AttachError, MismatchError
 
 _WRAPPER = re.compile(r"(?<![^./])(?:_orig_mod|module)\.")
 """What torch.compile, DataParallel and the like put before a model's names."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pmstore.torch._state.sharded import local
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 Slot = tuple[int, str]
 """id of a module's table of parameters, and the name in it."""

@@ -33,8 +33,8 @@ from pmstore.torch._state.sharded import (
     version,
 )
 from pmstore.torch.changes import asking, still
-from pmstore.torch.errors import AttachError
 from pmstore.torch.kept_structure import Structure
+from pmstore.torch.run_errors import AttachError
 
 _LARGE_BYTES = 1 << 20
 _ALIGNMENT = 64  # of torch's own memory

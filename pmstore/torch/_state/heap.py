@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from pmstore import Store
 from pmstore.torch._state.sharded import is_sharded, local, record_of
-from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.run_errors import AttachError, MismatchError
 
 UNFIT = "tensors were replaced by others that do not fit their place in the store"
 Memory = np.ndarray[Any, np.dtype[np.uint8]]

@@ -19,8 +19,8 @@ from pmstore.torch._state.sharded import (
     local,
     record_of,
 )
-from pmstore.torch.errors import MismatchError
 from pmstore.torch.keys import full_name
+from pmstore.torch.run_errors import MismatchError
 
 
 @dataclass(slots=True)

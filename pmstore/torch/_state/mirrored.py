@@ -24,9 +24,9 @@ from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import drop_tensors, read_layout, state_block
 from pmstore.torch._state.sharded import ShardRecord, as_recorded, local, record_of
-from pmstore.torch.errors import AttachError
 from pmstore.torch.keys import under
 from pmstore.torch.optim.base import NativeOptimizer
+from pmstore.torch.run_errors import AttachError
 
 _ALIGN = 64
 _DEVICES = ("cpu", "cuda")

@@ -20,9 +20,9 @@ from pmstore.torch._random.search import OF_MODULES, Found, Holder, find_in_modu
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
 from pmstore.torch.changes import OTHERS, SAME, VALUES, still
-from pmstore.torch.errors import AttachError
 from pmstore.torch.kept_structure import Structure
 from pmstore.torch.keys import full_name
+from pmstore.torch.run_errors import AttachError
 
 _FRAMEWORKS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
 _COLLECTIONS = (list, dict, tuple, set, frozenset, deque, OrderedDict, Counter, defaultdict)

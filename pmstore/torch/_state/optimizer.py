@@ -39,9 +39,9 @@ from pmstore.torch._state.sharded import (
     record_of,
 )
 from pmstore.torch.changes import OTHERS, SAME, VALUES, all_of, asking, still
-from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.kept_structure import Structure
 from pmstore.torch.keys import called, under
+from pmstore.torch.run_errors import AttachError, MismatchError
 
 
 class OptimizerBinding:

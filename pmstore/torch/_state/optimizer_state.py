@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from pmstore._base.mapping_protocol import Held
 from pmstore._base.text import encode_name
 from pmstore.torch._state.sharded import ShardRecord
-from pmstore.torch.errors import AttachError, MismatchError
+from pmstore.torch.run_errors import AttachError, MismatchError
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
 

@@ -17,8 +17,8 @@ from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.sharded import is_sharded, local
 from pmstore.torch._state.slotted import SlottedBinding
-from pmstore.torch.errors import AttachError
 from pmstore.torch.optim.base import NativeOptimizer
+from pmstore.torch.run_errors import AttachError
 
 
 class Placement(Protocol):

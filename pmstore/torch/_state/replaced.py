@@ -14,7 +14,7 @@ from pmstore._engine._binding import Watch, Writes
 from pmstore.torch._state.heap import Placed
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch.changes import Question
-from pmstore.torch.errors import MismatchError
+from pmstore.torch.run_errors import MismatchError
 
 
 def watch(

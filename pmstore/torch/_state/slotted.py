@@ -23,9 +23,9 @@ from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import describe_groups, parameters_of
 from pmstore.torch._state.replaced import Synced
 from pmstore.torch._state.sharded import is_sharded
-from pmstore.torch.errors import AttachError, MismatchError
 from pmstore.torch.keys import called
 from pmstore.torch.optim.base import TABLE, NativeOptimizer
+from pmstore.torch.run_errors import AttachError, MismatchError
 
 # ---- how parameters and state lie in a slot
 #

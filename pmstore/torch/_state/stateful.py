@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from pmstore import Store
 from pmstore.torch._random.search import Generator, as_generator
-from pmstore.torch.errors import AttachError
 from pmstore.torch.kept_structure import Structure
+from pmstore.torch.run_errors import AttachError
 
 
 class Stateful(Protocol):

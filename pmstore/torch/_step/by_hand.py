@@ -8,7 +8,7 @@ from typing import Literal
 from pmstore.torch._step.loops import Loops
 from pmstore.torch._step.state import OPEN, Event
 from pmstore.torch._step.steps import Steps
-from pmstore.torch.errors import RolledBackError
+from pmstore.torch.run_errors import RolledBackError
 
 
 class NextStep:

@@ -31,7 +31,7 @@ from pmstore.scheduler.target import NOTHING, Decision
 from pmstore.torch._data.batch_source import Source
 from pmstore.torch._job.policy import Together
 from pmstore.torch._step.progress import Progress
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 MAX_LOSS = 1.0
 """Seconds of work that policy="auto" puts at stake on a disk, if it was told nothing; or more,

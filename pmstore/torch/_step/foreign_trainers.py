@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pmstore._base.weak_registry import alive
 from pmstore.torch._random.search import parts_of
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 from pmstore.torch.wrappers import inner_optimizers
 
 _DEPTH = 6

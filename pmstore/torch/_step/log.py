@@ -14,6 +14,7 @@ import torch
 
 from pmstore import Store
 from pmstore.course.logged import Logged
+from pmstore.errors import NoSuchNameError
 
 # ---- numbers that a program logs
 
@@ -243,7 +244,7 @@ class Log:
         rows = np.concatenate([np.zeros((0, 3)), *parts, np.array(late).reshape(-1, 3)])
         if not len(rows):
             known = ", ".join(map(repr, self.names())) or "nothing"
-            raise KeyError(f"the run has logged no {name!r}; it has logged {known}")
+            raise NoSuchNameError(f"the run has logged no {name!r}; it has logged {known}")
         newest = np.append(rows[1:, _STEP] != rows[:-1, _STEP], True)  # of each step
         rows = rows[newest]
         return rows[:, _STEP].astype(np.int64), rows[:, _VALUE].copy()

@@ -15,7 +15,7 @@ from pmstore.torch._data.position import Position
 from pmstore.torch._step.progress import BY_HAND, LoopRecord
 from pmstore.torch._step.state import ENDED, IDLE, MARKED, OPEN, Kind
 from pmstore.torch._step.steps import Steps
-from pmstore.torch.errors import LookaheadError
+from pmstore.torch.run_errors import LookaheadError
 
 _log = logging.getLogger("pmstore")
 _DATA = {"epochs", "batches"}

@@ -34,8 +34,8 @@ from pmstore.torch._step.state import (
     Kind,
     OpenStep,
 )
-from pmstore.torch.errors import AttachError, RolledBackError, UnfinishedStepError, records
 from pmstore.torch.parts import Pieces
+from pmstore.torch.run_errors import AttachError, RolledBackError, UnfinishedStepError, records
 
 _log = logging.getLogger("pmstore")
 

@@ -18,7 +18,7 @@ from pmstore.objects.entries import Entry
 from pmstore.show.terminal import Column, Terminal
 
 if TYPE_CHECKING:
-    from pmstore._engine.reports import SegmentUsage
+    from pmstore._engine.store_info import SegmentUsage
     from pmstore.commands.app import Everything, GroupName, Json, Recursive, StorePath
     from pmstore.show.snapshot_of_runs import RunState
     from pmstore.store import Store

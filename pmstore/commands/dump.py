@@ -10,6 +10,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
+from pmstore import portable
 from pmstore._base.newfile import PRIVATE, new_file
 from pmstore._base.text import counted
 from pmstore.commands.app import Domain, Json, Mode, StorePath, app
@@ -23,7 +24,6 @@ from pmstore.commands.common import (
     size,
     tell,
 )
-from pmstore.formats import portable
 
 DumpPath = Annotated[
     Path, typer.Argument(metavar="DUMP", help="The dump, or - for a pipe.", show_default=False)

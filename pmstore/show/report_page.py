@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pmstore._base.text import counted
 from pmstore._base.version import VERSION
-from pmstore._engine.reports import JobState, SegmentUsage
+from pmstore._engine.store_info import JobState, SegmentUsage
 from pmstore.course.reader import Decided, Start
 from pmstore.show import series, svg
 from pmstore.show.series import BYTES, COST, LETTERS, SPEED, Series

@@ -17,8 +17,8 @@ from pmstore._base.ranks import launched
 from pmstore._engine.failures import in_doubt
 from pmstore.job.peers import Peers, checked_timeout
 from pmstore.torch._state.sharded import is_sharded
-from pmstore.torch.errors import AttachError
 from pmstore.torch.program import Program
+from pmstore.torch.run_errors import AttachError
 
 _warned = False
 

@@ -20,13 +20,13 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from pmstore import Store
 from pmstore.integrations.transformers.data import TrainerData
-from pmstore.integrations.transformers.export import export
 from pmstore.integrations.transformers.refusals import compare_settings, refuse, settings_of
+from pmstore.integrations.transformers.trainer_checkpoint import export
 from pmstore.integrations.transformers.trainer_state import StoredState, trainer_of
 from pmstore.opening import open as open_store
 from pmstore.scheduler import CommitPolicy, CommitScheduler, PreemptionGuard
 from pmstore.torch import Job, Resume, Run, attach
-from pmstore.torch.errors import AttachError
+from pmstore.torch.run_errors import AttachError
 
 _STOP = "should_training_stop"
 """A further name among the settings that may be other ones: an end that a callback brought about is

@@ -98,7 +98,7 @@ def records(path: str, name: str) -> Iterator[None]:
     except dtypes.UNDECODABLE as error:
         told = (
             f"{error} is not there"
-            if isinstance(error, KeyError)
+            if type(error) is KeyError
             else f"{type(error).__name__}: {error}"
         )
         raise damaged(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pmstore import exchange
 from pmstore._base.newfile import PRIVATE
 from pmstore._base.sizes import parse_size
 from pmstore._base.text import counted
@@ -25,7 +26,6 @@ from pmstore.commands.common import (
     tell,
     writing,
 )
-from pmstore.formats import exchange
 from pmstore.formats.run_log import export_log, export_tensorboard
 from pmstore.objects.containers import Group
 from pmstore.objects.job_record import stored_runs

@@ -1,0 +1,3 @@
+from shelf_helpers import shelf
+
+__all__ = ["shelf"]
