@@ -220,12 +220,17 @@ def main() -> int:
     wanted = chosen(sys.argv[1:])
     if problems := [said for m in wanted if (said := stale(m))]:
         raise SystemExit("\n".join(problems))
-    shutil.rmtree(MUTANTS_BUILD, ignore_errors=True)
+    base = MUTANTS_BUILD / "base"  # make builds what has changed since
+    for left in set(MUTANTS_BUILD.glob("*")) - {base}:
+        shutil.rmtree(left)
     for path in built.engine_sources(NATIVE):
         copy = SOURCE / path.relative_to(NATIVE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
-    jobs.build(SOURCE, MUTANTS_BUILD / "base", flags="-O1")
+    for made in (base / "engine").rglob("*.o"):
+        if not (SOURCE / made.relative_to(base / "engine")).with_suffix(".c").exists():
+            made.unlink()
+    jobs.build(SOURCE, base, flags="-O1")
     verdicts = []
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
