@@ -62,28 +62,39 @@ def goes_on(job: Try, committed: int, whole: list[Bits]) -> None:
 # ---- SIGSTOP
 
 
-@pytest.mark.parametrize("case", ["trains_slowly", "trains_together"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_stopped_for_long(job: Try, case: str, rank: int, whole: list[Bits]) -> None:
-    """The others stay at their last commit, which they hold; nobody waits for ever."""
-    ranks = job.start(f"{case}:{STEPS}")
+def test_a_rank_that_is_stopped_for_long(server: JobServer, shm: Path, whole: list[Bits]) -> None:
+    """The others stay at their last commit, which they hold; nobody waits for ever. Four jobs wait
+    at once."""
+    stopped = [
+        (Try(server, shm / f"{case}{rank}", timeout=4), case, rank)
+        for case in ("trains_slowly", "trains_together")
+        for rank in range(2)
+    ]
+    under_way, held = [], []
     try:
-        job.until(rank, 5)
-        ranks.signal(rank, signal.SIGSTOP)
-        other = 1 - rank
-        outcome = job.raised(other)
-        if case == "trains_slowly":  # else gloo itself may have been first
-            lost(outcome, rank)
-        committed = job.steps(other)[-1]
-        with pmstore.open(job.store(other), mode="r") as store:
-            assert int(store["run/progress"][0]) in (committed, committed + 1)
-            assert store.info().in_doubt
-        ranks.signal(rank, signal.SIGCONT)
-        assert job.raised(rank).kinds
-        assert ranks.wait(60)
+        for job, case, _ in stopped:
+            job.folder.mkdir()
+            under_way.append(job.start(f"{case}:{STEPS}"))
+        for (job, _, rank), ranks in zip(stopped, under_way, strict=True):
+            job.until(rank, 5)
+            ranks.signal(rank, signal.SIGSTOP)
+        for (job, case, rank), ranks in zip(stopped, under_way, strict=True):
+            other = 1 - rank
+            outcome = job.raised(other)
+            if case == "trains_slowly":  # else gloo itself may have been first
+                lost(outcome, rank)
+            held.append(committed := job.steps(other)[-1])
+            with pmstore.open(job.store(other), mode="r") as store:
+                assert int(store["run/progress"][0]) in (committed, committed + 1)
+                assert store.info().in_doubt
+            ranks.signal(rank, signal.SIGCONT)
+            assert job.raised(rank).kinds
+            assert ranks.wait(60)
     finally:
-        ranks.end()
-    goes_on(job, committed, whole)
+        for ranks in under_way:
+            ranks.end()
+    for (job, _, _), committed in zip(stopped, held, strict=True):
+        goes_on(job, committed, whole)
 
 
 def test_a_rank_that_is_stopped_for_short(job: Try, whole: list[Bits]) -> None:
