@@ -251,7 +251,7 @@ class Machine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-class TestMachine(Machine.TestCase):  # type: ignore[name-defined, misc]
+class TestMachine(Machine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(
         max_examples=EXAMPLES,
         stateful_step_count=30,
