@@ -10,6 +10,10 @@ STAMP := $(VENV)/.pmstore-installed
 NATIVE := $(filter-out native/tests/%,$(wildcard native/*/*.c native/*/*.h)) native/pms.cdef
 BINDING := pmstore/_engine/_build_ffi.py $(wildcard pmstore/_engine/*.c pmstore/_engine/*.h)
 
+# Without bytecode each process compiles what it imports: collecting the tests takes twice as long. An environment may forbid
+# it for images of containers.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: all venv demo quick test native lint docs bench dist nightly clean
 
 all: venv

@@ -158,7 +158,7 @@ def try_mutant(mutant: Mutant) -> Verdict:
         shutil.copytree(base, folder / "build", dirs_exist_ok=True, copy_function=shutil.copy2)
         (folder / "build" / "engine" / mutant.file.replace(".c", ".o")).unlink(missing_ok=True)
         (folder / "build" / "crash").unlink(missing_ok=True)
-        program = jobs.build(folder / "src", folder / "build", flags="-O1")
+        program = jobs.build(folder / "src", folder / "build")
         for name in mutant.native:
             if said := native_test(name, program):
                 return Verdict(mutant, f"native/tests/{name}.c: {said}")
@@ -215,6 +215,10 @@ def chosen(words: list[str]) -> list[Mutant]:
     return [m for m in MUTANTS if not words or m.name in words]
 
 
+def _object(source: Path) -> Path:
+    return (jobs.BUILD / "engine" / source.relative_to(SOURCE)).with_suffix(".o")
+
+
 def main() -> int:
     console = Console(stderr=True)
     wanted = chosen(sys.argv[1:])
@@ -225,7 +229,13 @@ def main() -> int:
         copy = SOURCE / path.relative_to(NATIVE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
-    jobs.build(SOURCE, MUTANTS_BUILD / "base", flags="-O1")
+    jobs.build()  # what other crash tests have built already is not compiled again
+    base = MUTANTS_BUILD / "base"
+    for path in [*jobs.BUILD.glob("*.o"), *map(_object, SOURCE.glob("*/*.c"))]:
+        copy = base / path.relative_to(jobs.BUILD)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+    jobs.build(SOURCE, base)
     verdicts = []
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,

@@ -3,6 +3,8 @@ Python, crashed as all."""
 
 from __future__ import annotations
 
+import fcntl
+import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -18,6 +20,7 @@ from crashtests import built, jobs
 PYTHON = jobs.BUILD / "python"
 PACKAGE = PYTHON / "path" / "pmstore"
 FOLDER = jobs.BUILD / "training"
+RECORDED = FOLDER / "recorded"
 PROGRAMS = ("adamw", "kmeans", "sgd", "gmm")
 
 
@@ -80,14 +83,33 @@ def _run(*arguments: str) -> None:
         raise RuntimeError(f"trained.py {' '.join(arguments)}: {run.stderr.strip()}")
 
 
-def record(source: Path | None = None) -> None:
-    """Runs the programs, with this engine; their stores and traces are kept until the next time.
+def _is_recorded() -> bool:
+    """With these sources, and this torch."""
+    sources = [*built.engine_sources(), *(jobs.ROOT / "crashtests" / "native").iterdir()]
+    sources += [*(jobs.ROOT / "pmstore").rglob("*.py"), jobs.ROOT / "crashtests" / "trained.py"]
+    newest = max(path.stat().st_mtime_ns for path in sources)
+    return (
+        RECORDED.exists()
+        and RECORDED.stat().st_mtime_ns > newest
+        and RECORDED.read_text() == importlib.metadata.version("torch")
+    )
+
+
+def record() -> None:
+    """Runs the programs, with this engine; their stores and traces are kept until the sources
+    change.
 
     Raises: RuntimeError: a program failed."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
-    build(source)
-    _run("record", str(FOLDER))
+    jobs.BUILD.mkdir(parents=True, exist_ok=True)
+    with (jobs.BUILD / "training.lock").open("w") as lock:  # tests run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_recorded():
+            return
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        FOLDER.mkdir(parents=True)
+        build()
+        _run("record", str(FOLDER))
+        RECORDED.write_text(importlib.metadata.version("torch"))
 
 
 def verify(program: Path) -> None:

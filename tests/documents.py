@@ -281,7 +281,8 @@ def session(page: str, block: Block) -> None:
 
 
 def command(line: str) -> str:
-    """What it prints. Of `pmstore` in this process; others in one of their own."""
+    """What it prints. Of `pmstore` in this process; others in one of their own, where a program of
+    Python alone has torch at once."""
     program, *words = shlex.split(line)
     if program == "cd":
         os.chdir(words[0])
@@ -291,10 +292,13 @@ def command(line: str) -> str:
         assert result.exit_code == 0, f"{line}: {result.output}"
         return re.sub(r" +$", "", result.stdout, flags=re.MULTILINE)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    line = re.sub(r"\bpython\b", shlex.quote(sys.executable), line)
-    done = subprocess.run(
-        ["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=300
-    )
+    if program == "python" and not set("|&;<>$") & set(line):
+        done = pythons.run(words, env=environment, timeout=300)
+    else:
+        line = re.sub(r"\bpython\b", shlex.quote(sys.executable), line)
+        done = subprocess.run(
+            ["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=300
+        )
     killed = done.returncode in (137, -9)  # bash, or the program in its place
     assert killed or not done.returncode, done.stderr
     return done.stdout + ("Killed\n" if killed else "")

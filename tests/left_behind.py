@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import compress
+from operator import is_not
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,10 @@ def seed() -> None:
     random.seed(0)
     np.random.seed(0)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        # torch.manual_seed notes, for each kind of device that is not in use, who calls it
+        torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
 
 
 def _umask() -> str:
@@ -155,8 +160,8 @@ def now() -> dict[str, Any]:
 def changes(before: dict[str, Any]) -> list[str]:
     """What is not as it was, in words. A thread, a process and a module may also have ended."""
     found = []
-    modules = {name for name, old in before["modules"].items() if sys.modules.get(name) is not old}
-    if modules:
+    loaded = before["modules"]
+    if modules := set(compress(loaded, map(is_not, map(sys.modules.get, loaded), loaded.values()))):
         found.append(f"modules: other ones, or none: {sorted(modules)}")
     for what, read in READ.items():
         old, new = before[what], read()

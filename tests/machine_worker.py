@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import numpy as np
@@ -133,8 +133,9 @@ class Worker:
         return item.copy() if isinstance(item, np.ndarray) else item
 
 
-def serve(pipe: Connection, path: str, domain: str) -> None:
-    """Runs in a forked child until it is told to stop, or killed."""
+def live(acknowledge: object, address: str, path: str, domain: str) -> None:
+    """Runs in a child of a fork server until it is told to stop, or killed."""
+    pipe = Client(address)
     worker: Worker | None = None
     while True:
         method, *arguments = receive(pipe)

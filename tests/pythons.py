@@ -25,9 +25,9 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import types
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -141,6 +141,15 @@ def run(
     return subprocess.CompletedProcess(started.words, started.returncode, out, error)
 
 
+def _leave_out_the_ends_of_libraries() -> None:
+    """torch reports on its compiler, and takes itself apart: three quarters of what a small program
+    costs."""
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        one.atexit = False
+    if dynamo := sys.modules.get("torch._dynamo.utils"):
+        atexit.unregister(dynamo.dump_compile_times)
+
+
 def live(acknowledge: object, told: str) -> NoReturn:
     """The program's process."""
     given: dict[str, Any] = json.loads(told)
@@ -155,6 +164,7 @@ def live(acknowledge: object, told: str) -> NoReturn:
     while words[0] == "-W":
         warnings.simplefilter(words[1])  # type: ignore[arg-type]
         words = words[2:]
+    _leave_out_the_ends_of_libraries()
     code = 0
     try:
         _execute(words)
@@ -162,9 +172,9 @@ def live(acknowledge: object, told: str) -> NoReturn:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
-    except BaseException:
-        code = 1
-        traceback.print_exc()
+    except BaseException as error:
+        code, sys.last_value = 1, error
+        sys.excepthook(type(error), error, error.__traceback__)
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

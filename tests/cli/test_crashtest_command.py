@@ -234,7 +234,7 @@ signal.signal(signal.SIGTERM, asked_to_end)
 def test_sigterm(disk: Path) -> None:
     """As a scheduler of jobs ends a program: what it does in its last seconds has to be right,
     too."""
-    loop = CORRECT.replace("        with store", "        time.sleep(0.1)\n        with store")
+    loop = CORRECT.replace("        with store", "        time.sleep(0.05)\n        with store")
     with pytest.raises(ValueError, match="random times"):
         crash_test(["true"], model="term", at=[5])
     right = crash_test(

@@ -192,10 +192,10 @@ def test_a_job_that_hangs_when_a_rank_is_lost(job: Path) -> None:
             "while all(rank.poll() in (None, 0) for rank in ranks) and any", "while any"
         )
     )
-    program = Program(command(), timeout_seconds=15)
+    program = Program(command(), timeout_seconds=8)
     result = job_test(program, folder=job, at=[(1, 150)], compare=False)
     assert [trial.outcome for trial in result.trials] == [Outcome.MANUAL]
-    assert "did not end within 15 s, after a rank was killed" in str(result)
+    assert "did not end within 8 s, after a rank was killed" in str(result)
 
 
 def test_the_users_own_check(job: Path) -> None:

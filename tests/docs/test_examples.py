@@ -183,11 +183,13 @@ def test_mirrored_training_goes_on(shm: Path, capsys: pytest.CaptureFixture[str]
 
 def test_data_parallel_ranks_go_on_together(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is killed, in its training; torchrun starts both again. The bits are those of a job that
-    nobody killed."""
+    nobody killed. torchrun itself forks them: each rank would take seconds to import torch."""
     (shm / "program").mkdir()
     shutil.copy(ROOT / "examples" / "ddp.py", shm / "program")
     monkeypatch.setattr(tempfile, "tempdir", str(shm))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("OMP_NUM_THREADS", "PET_RUN_PATH"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PET_START_METHOD", "fork")
     command = [sys.executable, "ddp.py", ".", "2"]
     result = job_test(command, folder=shm / "program", at=[(1, 400)])
     assert result.ok, str(result)

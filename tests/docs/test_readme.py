@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import pythons
 
 pytest.importorskip("torch")
 
@@ -28,15 +27,8 @@ def block(first_words: str) -> str:
 
 def train(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """Its status, and what it prints."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "train.py", *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=300,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = pythons.run(["train.py", *arguments], cwd=folder, env=environment, timeout=300)
     return done.returncode, done.stdout.splitlines()
 
 

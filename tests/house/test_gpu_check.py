@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pythons
 
 torch = pytest.importorskip("torch")
 
@@ -37,10 +38,20 @@ def gpu_check(*args: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+FORKED = """
+import multiprocessing, runpy
+context = multiprocessing.get_context
+multiprocessing.get_context = lambda method: context("fork")
+runpy.run_module("tools.gpu_check", run_name="__main__")
+"""
+"""Host memory survives a fork: no check has to import torch. The tests below begin each anew."""
+
+
 def test_each_check_runs_in_host_memory(tmp_path: Path, shm: Path) -> None:
     out = tmp_path / "page.json"
     small = ("--bytes", str(4 << 20), "--rounds", "3", "--kills", "1")
-    done = gpu_check("--device", "cpu", *small, "--out", str(out), "--folder", str(shm))
+    words = ("--device", "cpu", *small, "--out", str(out), "--folder", str(shm))
+    done = pythons.run(["-c", FORKED, *words], cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     page: dict[str, Any] = json.loads(out.read_text())
     checks = {one["name"]: one for one in page["checks"]}

@@ -248,7 +248,6 @@ def test_one_rank_ends_early(job: Try) -> None:
     assert joined[0] == joined[1] >= 5
 
 
-@pytest.mark.alone  # a rank waits for two seconds
 @pytest.mark.parametrize("case", ["attach_at_one", "without_a_job_at_one"])
 @pytest.mark.parametrize("new", [True, False], ids=["new", "stored"])
 def test_only_some_ranks_attach(job: Try, case: str, new: bool) -> None:
@@ -279,13 +278,13 @@ def test_a_rank_comes_late(trained: Try) -> None:
     assert trained.right("trains:8") == [TRAINED, TRAINED]
 
 
-@pytest.mark.alone  # a rank waits for two seconds
 @pytest.mark.parametrize(
     ("case", "others"),
     [
         ("dies_in_a_step", None),
         ("raises_in_a_step", "KeyError"),
-        ("late_in_a_step", "PeerLostError"),
+        # a rank waits for two seconds
+        pytest.param("late_in_a_step", "PeerLostError", marks=pytest.mark.alone),
     ],
 )
 def test_a_rank_is_lost_in_a_step(

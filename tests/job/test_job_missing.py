@@ -22,15 +22,16 @@ from jobs.server import free_port
 import pmstore
 
 PROGRAM = """
-import faulthandler, logging, os, sys, time
+import faulthandler, importlib, logging, os, sys, time
 said = os.open(f"{sys.argv[1]}/said{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(said, 1)
 os.dup2(said, 2)
 from datetime import timedelta
 import torch, torch.distributed as dist
 import pmstore, pmstore.torch
-from pmstore.job import peers
-peers._TELL_SECONDS = 3.0
+from pmstore.job import board, peers
+peers._TELL_SECONDS, peers._LATER = 3.0, 1.0
+importlib.reload(board)  # what it does at the end is of the process that imported it
 folder, case, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
 torch.set_num_threads(1)
 logging.basicConfig(level=logging.WARNING, format="LOG %(message)s")
@@ -120,7 +121,7 @@ def test_a_rank_that_cannot_open_its_store(shm: Path, started: list[Ranks]) -> N
     """The other hears of it, long before the timeout, also where that rank has torch's store of
     addresses."""
     with pmstore.open(shm / "run0.pm"):
-        started.append(ranks := Ranks(shm, 2, "opens", 300, end=True))
+        started.append(ranks := Ranks(shm, 2, "opens", 300))
         ranks.until(1, "permanent False")
         ranks.until(1, "PeerLostError: .*: rank 0 .it has ended: StoreLockedError: ")
         assert ranks.ended(1) == 1
@@ -134,31 +135,25 @@ def test_a_rank_whose_store_will_never_open(shm: Path, started: list[Ranks]) -> 
     assert ranks.ended(0) == 1
 
 
-def test_only_the_ranks_that_are_late_are_named(shm: Path, started: list[Ranks]) -> None:
-    started.append(ranks := Ranks(shm, 3, "late", 6))
+def test_those_that_are_waited_for_are_named(shm: Path, started: list[Ranks]) -> None:
+    """One that is late, one that does not commit, and one that is stopped while the others wait in
+    a collective of the program's own, whose timeout is longer. Three jobs wait at once."""
+    for case, timeout in (("late", 6.0), ("in turn", 6.0), ("together", 4.0)):
+        (shm / case).mkdir()
+        started.append(Ranks(shm / case, 3, case, timeout))
+    late, in_turn, together = started
+    together.trained(1, 3)
+    together.processes[2].send_signal(signal.SIGSTOP)
+    for ranks, missed in ((late, "come"), (in_turn, "commit")):
+        for rank in range(2):
+            waits = rf"LOG rank {rank} of 3 has waited for 3 seconds: rank 2 did not {missed}"
+            ranks.until(rank, waits)
+            ranks.until(rank, r"PeerLostError: .*: .*rank.* is lost, or did not ")
+        lost = f"of 3: rank 2 is lost, or did not {missed}"
+        assert any(lost in ranks.said(rank) for rank in range(2))
     for rank in range(2):
-        ranks.until(rank, r"LOG rank \d of 3 has waited for 3 seconds: rank 2 did not come")
-        ranks.until(rank, "PeerLostError: .*: rank [012].* is lost, or did not come")
-    assert any("of 3: rank 2 is lost, or did not come" in ranks.said(one) for one in range(2))
-
-
-def test_only_the_rank_that_does_not_commit_is_named(shm: Path, started: list[Ranks]) -> None:
-    started.append(ranks := Ranks(shm, 3, "in turn", 6))
-    for rank in range(2):
-        ranks.until(rank, "LOG rank . of 3 has waited for 3 seconds: rank 2 did not commit")
-        ranks.until(rank, "PeerLostError")
-    assert any("of 3: rank 2 is lost, or did not commit" in ranks.said(one) for one in range(2))
-
-
-def test_a_stopped_rank_is_told_of_while_the_others_wait_elsewhere(
-    shm: Path, started: list[Ranks]
-) -> None:
-    """In a collective of the program's own, whose timeout is longer."""
-    started.append(ranks := Ranks(shm, 3, "together", 4))
-    ranks.trained(1, 3)
-    ranks.processes[2].send_signal(signal.SIGSTOP)
-    for rank in range(2):
-        ranks.until(rank, r"LOG rank \d of 3: rank 2 is lost.* within 4 seconds. The job is over")
+        over = rf"LOG rank {rank} of 3: rank 2 is lost.* within 4 seconds. The job is over"
+        together.until(rank, over)
 
 
 DIFFERENT = """

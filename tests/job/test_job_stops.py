@@ -8,7 +8,6 @@ import pickle
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,28 +62,39 @@ def goes_on(job: Try, committed: int, whole: list[Bits]) -> None:
 # ---- SIGSTOP
 
 
-@pytest.mark.parametrize("case", ["trains_slowly", "trains_together"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_stopped_for_long(job: Try, case: str, rank: int, whole: list[Bits]) -> None:
-    """The others stay at their last commit, which they hold; nobody waits for ever."""
-    ranks = job.start(f"{case}:{STEPS}")
+def test_a_rank_that_is_stopped_for_long(server: JobServer, shm: Path, whole: list[Bits]) -> None:
+    """The others stay at their last commit, which they hold; nobody waits for ever. Four jobs wait
+    at once."""
+    stopped = [
+        (Try(server, shm / f"{case}{rank}", timeout=4), case, rank)
+        for case in ("trains_slowly", "trains_together")
+        for rank in range(2)
+    ]
+    under_way, held = [], []
     try:
-        job.until(rank, 5)
-        ranks.signal(rank, signal.SIGSTOP)
-        other = 1 - rank
-        outcome = job.raised(other)
-        if case == "trains_slowly":  # else gloo itself may have been first
-            lost(outcome, rank)
-        committed = job.steps(other)[-1]
-        with pmstore.open(job.store(other), mode="r") as store:
-            assert int(store["run/progress"][0]) in (committed, committed + 1)
-            assert store.info().in_doubt
-        ranks.signal(rank, signal.SIGCONT)
-        assert job.raised(rank).kinds
-        assert ranks.wait(60)
+        for job, case, _ in stopped:
+            job.folder.mkdir()
+            under_way.append(job.start(f"{case}:{STEPS}"))
+        for (job, _, rank), ranks in zip(stopped, under_way, strict=True):
+            job.until(rank, 5)
+            ranks.signal(rank, signal.SIGSTOP)
+        for (job, case, rank), ranks in zip(stopped, under_way, strict=True):
+            other = 1 - rank
+            outcome = job.raised(other)
+            if case == "trains_slowly":  # else gloo itself may have been first
+                lost(outcome, rank)
+            held.append(committed := job.steps(other)[-1])
+            with pmstore.open(job.store(other), mode="r") as store:
+                assert int(store["run/progress"][0]) in (committed, committed + 1)
+                assert store.info().in_doubt
+            ranks.signal(rank, signal.SIGCONT)
+            assert job.raised(rank).kinds
+            assert ranks.wait(60)
     finally:
-        ranks.end()
-    goes_on(job, committed, whole)
+        for ranks in under_way:
+            ranks.end()
+    for (job, _, _), committed in zip(stopped, held, strict=True):
+        goes_on(job, committed, whole)
 
 
 def test_a_rank_that_is_stopped_for_short(job: Try, whole: list[Bits]) -> None:
@@ -233,25 +243,15 @@ def test_torchrun_whose_restarts_will_fail(shared: str, restarts: str, fail: boo
     assert not restarts_will_fail({})
 
 
-def torchrun(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """One agent, for the ranks of one node."""
-    command = [sys.executable, "-m", "torch.distributed.run", *words, "--max-restarts", "4"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parent.parent),
-        "OMP_NUM_THREADS": "1",
-        # else a restarted job meets addresses of processes that are gone
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
-    with (folder / f"said{len(list(folder.glob('said*')))}").open("w") as said:
-        return subprocess.Popen(
-            [*command, "-m", "jobs.life", NAME, str(folder)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            text=True,
-            start_new_session=True,
-        )
+def torchrun(folder: Path, *words: str) -> pythons.Python:
+    """One agent, for the ranks of one node. It is a fork, and so are its ranks: none imports torch
+    again."""
+    (folder / "rank.py").write_text("from jobs.life import main\n\nmain()\n")
+    agent = ["-c", "from torch.distributed.run import main; main()", *words]
+    # else a restarted job meets addresses of processes that are gone
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    started = [*("--max-restarts", "4", "--start-method", "fork", "--run-path"), "rank.py"]
+    return pythons.start([*agent, *started, NAME, str(folder)], cwd=folder, env=environment)
 
 
 # By rank and start: in a step, then in attach.
@@ -265,17 +265,14 @@ def plan(folder: Path, kills: dict[str, object]) -> None:
     (folder / "plans").write_text(json.dumps({"any": {"domain": "process"}, **kills}))
 
 
-def wait_for(agents: list[subprocess.Popen[str]], folder: Path) -> None:
+def wait_for(agents: list[pythons.Python]) -> None:
     try:
-        for agent in agents:
-            agent.wait(240)
+        said = [agent.communicate(240)[1][-3000:] for agent in agents]
     finally:
         for agent in agents:
-            if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGTERM)  # the agent ends its ranks
-                agent.wait(60)
-    said = "\n".join(file.read_text()[-3000:] for file in sorted(folder.glob("said*")))
-    assert [agent.returncode for agent in agents] == [0] * len(agents), said
+            agent.send_signal(signal.SIGTERM)  # it ends its ranks
+            agent.communicate(60)
+    assert [agent.returncode for agent in agents] == [0] * len(agents), "\n".join(said)
 
 
 def check_lives(folder: Path, results: list[Bits], kills: int) -> None:
@@ -295,7 +292,7 @@ def check_lives(folder: Path, results: list[Bits], kills: int) -> None:
 
 def test_torchrun_starts_the_ranks_again(shm: Path, results: list[Bits]) -> None:
     plan(shm, KILLS)
-    wait_for([torchrun(shm, "--standalone", "--nproc-per-node", "2")], shm)
+    wait_for([torchrun(shm, "--standalone", "--nproc-per-node", "2")])
     check_lives(shm, results, 2)
 
 
@@ -306,5 +303,5 @@ def test_two_nodes(shm: Path, results: list[Bits]) -> None:
         *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "job", "--rdzv-backend", "c10d"),
         *("--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
     ]
-    wait_for([torchrun(shm, *node) for _ in range(2)], shm)
+    wait_for([torchrun(shm, *node) for _ in range(2)])
     check_lives(shm, results, 1)

@@ -13,10 +13,10 @@ import os
 import shutil
 import signal
 import tempfile
-import warnings
+import time
 from collections.abc import Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Listener
+from pathlib import Path
 from typing import Any
 
 import machine_worker
@@ -25,6 +25,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from test_values import same, trees
+
+from pmstore.testing import ForkServer
 
 EXAMPLES = int(os.environ.get("PMSTORE_EXAMPLES", "80"))
 
@@ -124,6 +126,9 @@ def apply(model: dict[str, Any], change: tuple[Any, ...]) -> bool:
 
 
 class Machine(RuleBasedStateMachine):
+    forks: ForkServer
+    """A small process, which forks at once."""
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.mkdtemp(prefix=f"pmstore-test-{os.getpid()}-", dir="/dev/shm")
@@ -140,21 +145,20 @@ class Machine(RuleBasedStateMachine):
     # ---- the child ----
 
     def start(self) -> None:
-        self.pipe: Connection
-        self.pipe, theirs = Pipe()
-        with warnings.catch_warnings():
-            # of a fork beside threads: the child opens its own store
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.child = os.fork()
-        if self.child == 0:
-            code = 1
-            try:
-                self.pipe.close()
-                machine_worker.serve(theirs, f"{self.folder}/store.pm", self.domain)
-                code = 0
-            finally:
-                os._exit(code)
-        theirs.close()
+        address = f"{self.folder}/pipe"
+        with Listener(address) as listener:
+            told = [address, f"{self.folder}/store.pm", self.domain]
+            self.child = self.forks.start("machine_worker:live", told)
+            self.pipe = listener.accept()
+
+    def end(self) -> int:
+        """Of the child: its status."""
+        self.pipe.close()
+        while not (ended := self.forks.ended([self.child])):
+            time.sleep(0.0002)
+        self.child = 0
+        (status,) = ended.values()
+        return status
 
     def ask(self, *request: Any) -> Any:
         """Raises EOFError if the child dies of it."""
@@ -177,12 +181,7 @@ class Machine(RuleBasedStateMachine):
         return True
 
     def recover(self, states: list[dict[str, Any]]) -> None:
-        _, status = os.waitpid(self.child, 0)
-        self.child = 0
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (
-            "the child died of something else"
-        )
-        self.pipe.close()
+        assert self.end() == -signal.SIGKILL, "the child died of something else"
         self.start()
         found = self.ask("content")
         state = next((one for one in states if self.shows(found, one)), None)
@@ -248,15 +247,22 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.child:
-            self.pipe.close()
-            os.waitpid(self.child, 0)
+            self.end()
         shutil.rmtree(self.folder)
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+class TestMachine(Machine.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        Machine.forks = ForkServer([str(Path(__file__).parents[1])], preload=["machine_worker"])
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        Machine.forks.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -51,6 +52,7 @@ def in_child(program: Callable[[Steps], None], limit: int | None) -> bool:
         os.setpgid(0, 0)
         code = 1
         try:
+            gc.freeze()  # else a collection looks at all of the tests, and copies their pages
             torch.set_num_threads(1)
             program(Steps(limit))
             code = 0

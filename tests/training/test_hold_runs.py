@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
+import pythons
 import torch
 from training import assert_same, contents, make_job, undisturbed
 
@@ -90,9 +89,7 @@ def test_after_a_crash(path: Path) -> None:
             opt.zero_grad(); model(torch.ones(2, 4)).sum().backward(); opt.step()
             os.kill(os.getpid(), signal.SIGKILL)
     """)
-    child = subprocess.run(
-        [sys.executable, "-c", script, path], capture_output=True, text=True, check=False
-    )
+    child = pythons.run(["-c", script, str(path)], timeout=300)
     assert child.returncode == -9, child.stderr
     sums = [float(word) for word in child.stdout.split()]
     model = torch.nn.Linear(4, 4)

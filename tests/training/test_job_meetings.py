@@ -386,7 +386,7 @@ def _tiers(folder: Path, rank: int, results: dict[str, Any]) -> None:
     for name in ("aware", "n", "none"):
         with pmstore.open(folder / f"{name}{rank}.pm", size="8MB") as store:
             for tier in ("disk", "far"):
-                slow = 300_000 if rank and tier == "far" else None
+                slow = 1_000_000 if rank and tier == "far" else None
                 place = folder / f"{name}{tier}{rank}"
                 store.add_tier(tier, pmstore.TierConfig(place, keep=1000, max_rate=slow))
             policy: Any = EveryN(3) if name == "n" else None

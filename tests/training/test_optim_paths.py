@@ -3,8 +3,6 @@ wrappers of modules."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pythons
 import torch
 from test_optim import KINDS
 from torch import nn
@@ -297,15 +296,14 @@ os._exit(0)  # gloo's threads may drop tensors while the interpreter ends, which
 def test_two_ranks(shm: Path) -> None:
     """Gradients that are averaged in buckets: the same bits with slots as without, on both
     ranks."""
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(shm)]) for rank in range(2)
-    ]
+    ranks = [pythons.start(["-c", RANK, str(rank), str(shm)]) for rank in range(2)]
     try:
-        assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+        said = [rank.communicate(300)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
+            rank.communicate(30)
+    assert [rank.returncode for rank in ranks] == [0, 0], said
 
 
 def test_views_of_parameters(store: pmstore.Store) -> None:
