@@ -19,6 +19,7 @@
  *   _watch.c        Watch: whether containers hold what they held, and tensors lie where they lay
  *   _spent.c        Spent: gradients that an optimizer has used
  *   _encode.c       states as bytes
+ *   _plain.c        plain names and values
  *   _declared.c     what a transaction block, and an optimizer's step, say beforehand that they
  * write
  *
