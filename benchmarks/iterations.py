@@ -24,7 +24,7 @@ import numpy as np
 
 import pmstore
 from benchmarks import algorithms, harness
-from benchmarks.peers import WAYS, Peer, State, Way
+from benchmarks.peers import LEFT_OUT, WAYS, Peer, State, Way
 
 YARDSTICK = "np.savez, disk"
 AMONG = "among other work: "
@@ -314,6 +314,7 @@ def _run(case: Case, data: Any, budget: harness.Budget) -> list[harness.Row]:
         for w in wanted
         if harness.absent(w.needs)
     ]
+    rows += [harness.missing(n, case.name(first), harness.POWER, w) for n, w in LEFT_OUT.items()]
     rows.sort(key=lambda r: r.case.startswith(AMONG))
     return harness.with_ratios(rows, YARDSTICK, speedup=True)
 
