@@ -35,12 +35,12 @@ FILE_COSTS = (
     "goes on"
 )
 TWO_COPIES = (
-    "an undo log copies twice, the pre-image and the new state, and checksums the first; a "
-    "transaction takes microseconds more when 63 KB have just gone through the caches"
+    "an undo log copies twice, the pre-image and the new state, and compares both when the next "
+    "transaction begins; that takes microseconds more when 63 KB have just gone through the caches"
 )
 LMDB_COPIES = (
-    "lmdb copies the new state alone; an undo log also copies the pre-image, and checksums it: the "
-    "larger the state, the more of a processor and of its caches that takes"
+    "lmdb copies the new state alone; an undo log also copies the pre-image, and compares both "
+    "when the next transaction begins, as a program may write between two: three passes against one"
 )
 SWEPT = (
     "every k from 2 to 10 on digits and (KMeans) MNIST-5k; k = 10, or 2, on the large data sets: k "
