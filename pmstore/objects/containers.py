@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import DTypeLike
 
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, tuple, dict))
 _BATCH = 1000  # names that an iteration reads at a time
 
 
@@ -195,13 +196,14 @@ class Group(MutableMapping[str, Any]):
 
         Raises: TypeError for what cannot be stored; NameExistsError if the name is a group.
         """
-        core = self._core
-        try:
-            with core.lock:
-                if core.pool.put_plain(self._prefix, name, self._path, value):
-                    return
-        except NameExistsError as error:
-            raise self._told_more(name, error) from None
+        if type(value) in _PLAIN:
+            core = self._core
+            try:
+                with core.lock:
+                    if core.pool.put_plain(self._prefix, name, self._path, value):
+                        return
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
         path = self._path(name)
         if isinstance(value, Slots):
             raise TypeError(
