@@ -222,9 +222,10 @@ struct plain_path {
  * plain. Raises nothing. */
 bool binding_plain_path(PyObject *prefix, PyObject *name, struct plain_path *path);
 
-/* The value, if it holds no others and is small: a new reference. NULL: it is not plain, or with an
- * exception set. */
+/* The value, if it is small: a new reference, with read-only lists and dicts. NULL: it is not
+ * plain, or with an exception set. */
 PyObject *binding_plain_value(const void *encoded, size_t bytes);
+PyObject *binding_read_only(PyObject *module, PyObject *args);
 
 /* ---- _objects.c: methods of Handle ---- */
 PyObject *binding_epoch(Handle *h, PyObject *unused);
