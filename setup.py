@@ -13,7 +13,7 @@ from setuptools.command.build_ext import build_ext
 ENGINE = "pmstore/_engine"
 PARTS = (
     *("binding", "calls", "declared", "encode", "exports", "handle", "look", "memory", "objects"),
-    *("spent", "transaction", "watch"),
+    *("plain", "spent", "transaction", "watch"),
 )
 # what README says in a clone, and what it says on the page of a package index
 INSTALL = {

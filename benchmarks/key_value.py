@@ -32,6 +32,7 @@ from benchmarks.harness import (
     scratch,
     with_ratios,
 )
+from benchmarks.peers import LEFT_OUT
 
 Value = dict[str, Any]
 BATCH = 20  # operations of one round
@@ -128,6 +129,34 @@ class LmdbNosync(Lmdb):
     sync = False
 
 
+class RocksDb:
+    """sync: a write syncs its log. Otherwise a system call has it: it survives the process."""
+
+    sync = True
+
+    def __init__(self, folder: Path) -> None:
+        from rocksdict import Options, Rdict, WriteOptions
+
+        options = WriteOptions()
+        options.sync = self.sync
+        self.db = Rdict(str(folder / "rocksdb"), Options(raw_mode=True))
+        self.db.set_write_options(options)
+
+    def put(self, name: str, value: Value) -> None:
+        self.db[name.encode()] = json.dumps(value).encode()
+
+    def get(self, name: str) -> Value:
+        value: Value = json.loads(self.db[name.encode()])
+        return value
+
+    def close(self) -> None:
+        self.db.close()
+
+
+class RocksDbNosync(RocksDb):
+    sync = False
+
+
 class Zodb:
     def __init__(self, folder: Path) -> None:
         import transaction
@@ -197,6 +226,8 @@ TABLES: dict[str, tuple[str, str, Callable[[Path], Table], str]] = {
     "sqlite WAL, NORMAL, tmpfs": (KILL, "memory", SqliteNormal, ""),
     "lmdb, sync": (POWER, "disk", Lmdb, "lmdb"),
     "lmdb, nosync + writemap": (KILL, "memory", LmdbNosync, "lmdb"),
+    "RocksDB, sync": (POWER, "disk", RocksDb, "rocksdict"),
+    "RocksDB, nosync": (KILL, "memory", RocksDbNosync, "rocksdict"),
     "ZODB FileStorage": (POWER, "disk", Zodb, "ZODB"),
     "diskcache, tmpfs": (KILL, "memory", Diskcache, "diskcache"),
     "shelve (dbm), tmpfs": (TORN, "memory", Shelve, ""),
@@ -262,6 +293,7 @@ def _run(names: int, rounds: int, budget: Budget | None = None) -> list[Row]:
     for name, (durability, _, _, needs) in TABLES.items():
         if absent(needs):
             rows += [missing(name, case, durability, absent(needs)) for case in cases]
+    rows += [missing(name, case, POWER, why) for name, why in LEFT_OUT.items() for case in cases]
     rows.sort(key=lambda r: list(cases).index(r.case))
     return with_ratios(rows, "pmstore process")
 

@@ -173,12 +173,15 @@ def unpack(data: bytes) -> np.ndarray[Any, Any]:
 
 
 class Sqlite:
-    """WAL, synchronous=FULL: a commit syncs the log. One row an array, all in one transaction."""
+    """WAL, synchronous=FULL: a commit syncs the log; NORMAL: it survives the process. One row an
+    array, all in one transaction."""
+
+    synchronous = "FULL"
 
     def __init__(self, folder: Path, template: State) -> None:
         self.db = sqlite3.connect(folder / "state.db", isolation_level=None)
         self.db.execute("PRAGMA journal_mode=WAL")
-        self.db.execute("PRAGMA synchronous=FULL")
+        self.db.execute(f"PRAGMA synchronous={self.synchronous}")
         self.db.execute("CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value BLOB)")
 
     def save(self, state: State) -> None:
@@ -193,6 +196,10 @@ class Sqlite:
 
     def close(self) -> None:
         self.db.close()
+
+
+class SqliteNormal(Sqlite):
+    synchronous = "NORMAL"
 
 
 class Lmdb:
@@ -235,6 +242,44 @@ class Lmdb:
 
 
 class LmdbNosync(Lmdb):
+    sync = False
+
+
+class RocksDb:
+    """A log of writes; all arrays in one batch. sync: a commit syncs the log. Otherwise a system
+    call has it, so that it survives the process."""
+
+    sync = True
+
+    def __init__(self, folder: Path, template: State) -> None:
+        from rocksdict import Options, Rdict, WriteOptions
+
+        self.options = WriteOptions()
+        self.options.sync = self.sync
+        self.db = Rdict(str(folder / "rocksdb"), Options(raw_mode=True))
+        self.template = template
+
+    def save(self, state: State) -> None:
+        from rocksdict import WriteBatch
+
+        batch = WriteBatch(raw_mode=True)
+        for k, a in state.items():
+            batch.put(k.encode(), a.tobytes())  # bytes alone: no dtype, no shape
+        self.db.write(batch, self.options)
+
+    def load(self) -> State:
+        return {
+            k.decode(): np.frombuffer(v, self.template[k.decode()].dtype)
+            .reshape(self.template[k.decode()].shape)
+            .copy()
+            for k, v in self.db.items()
+        }
+
+    def close(self) -> None:
+        self.db.close()
+
+
+class RocksDbNosync(RocksDb):
     sync = False
 
 
@@ -421,8 +466,11 @@ WAYS: Mapping[str, Way] = {
         Way("safetensors + fsync + rename", POWER, "disk", SafetensorsDurable, "safetensors"),
         Way("np.memmap + flush", TORN, "disk", Memmap),
         Way("sqlite WAL, FULL", POWER, "disk", Sqlite),
+        Way("sqlite WAL, NORMAL", KILL, "memory", SqliteNormal),
         Way("lmdb, sync", POWER, "disk", Lmdb, "lmdb"),
         Way("lmdb, nosync + writemap", KILL, "memory", LmdbNosync, "lmdb"),
+        Way("RocksDB, sync", POWER, "disk", RocksDb, "rocksdict"),
+        Way("RocksDB, nosync", KILL, "memory", RocksDbNosync, "rocksdict"),
         Way("h5py + flush + fsync", TORN, "disk", H5py, "h5py"),
         Way("zarr, disk", TORN, "disk", Zarr, "zarr"),
         Way("pwrite + fdatasync (bare)", TORN, "disk", BareWrite),
@@ -438,3 +486,9 @@ WAYS: Mapping[str, Way] = {
     )
 }
 """Every way of keeping a state that the questions on iterative algorithms and on kills compare."""
+
+LEFT_OUT = {
+    "redb": "not tried: its package for Python, redb 0.5.0, promises no file format yet, and there"
+    " is none for C"
+}
+"""Peers that one would look for, and why they have no figures."""

@@ -59,6 +59,12 @@ SPINS = (
     "OMP_WAIT_POLICY=passive), and whoever computes next shares that core with it: see the row "
     f"{AFTER!r}"
 )
+LOWDIFF = (
+    "a mark of others, not measured here: LowDiff states less than 3.1 % of the running time for a "
+    "checkpoint at each iteration (arXiv 2509.04084v1; differentials of compressed gradients, "
+    "persisted behind the step, on GPUs). Of the same kind is what a commit adds to a step in "
+    "`training` and `frameworks`"
+)
 
 
 # ---- optimizers ----
@@ -366,7 +372,8 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
 
 def main(quick: bool, budget: harness.Budget) -> None:
     rows = harness.kept()
-    notes = [f"torch computes with {torch.get_num_threads()} of {os.cpu_count()} cores", SPINS]
+    cores = f"torch computes with {torch.get_num_threads()} of {os.cpu_count()} cores"
+    notes = [cores, SPINS, LOWDIFF]
     flips, steps = (part for _, part in budget.deal((("flips", 1), ("steps", 4))))
     for (title, shapes), part in flips.deal((one, 1) for one in _states(quick).items()):
         rows += _flips(title, shapes, 50 if quick else 300, part)

@@ -273,7 +273,6 @@ def killed(answer: Answer, answers: Mapping[str, Answer]) -> list[str]:
 PAPER_LEAVES_OUT = (
     "np.savez, tmpfs",
     "np.savez + fsync + rename",
-    "sqlite WAL, FULL",
     "np.savez_compressed, disk",
     "np.savez_compressed, tmpfs",
     "torch.save, disk",

@@ -19,6 +19,7 @@
  *   _watch.c        Watch: whether containers hold what they held, and tensors lie where they lay
  *   _spent.c        Spent: gradients that an optimizer has used
  *   _encode.c       states as bytes
+ *   _plain.c        plain names and values
  *   _declared.c     what a transaction block, and an optimizer's step, say beforehand that they
  * write
  *
@@ -62,6 +63,8 @@ static PyMethodDef module_methods[] = {
     {"encode", binding_encode, METH_VARARGS,
      "encode(state, types of arrays) -> (bytes, arrays), as structure.split and values.encode make "
      "them; None: it holds something that only those know"},
+    {"read_only", binding_read_only, METH_VARARGS,
+     "read_only(types in place of dict and list): of values that are looked up"},
     {"same_bytes", binding_same_bytes, METH_VARARGS,
      "same_bytes(one, other) -> of buffers or tensors; None: one is no run of bytes. one: also a "
      "tuple of them, one behind the other"},

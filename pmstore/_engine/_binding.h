@@ -207,6 +207,26 @@ PyObject *binding_same_bytes(PyObject *module, PyObject *args);
 PyObject *binding_encode(PyObject *module, PyObject *args);
 PyObject *binding_trained(PyObject *module, PyObject *parameters);
 
+/* What encode makes of a value that has no arrays, in memory of PyMem: 1; 0: it is not plain; -1
+ * with an exception set. */
+int binding_encode_plain(PyObject *value, char **encoded, size_t *bytes);
+
+/* ---- _plain.c ---- */
+
+struct plain_path {
+    char at[1000];
+    uint32_t bytes;
+};
+
+/* The path of a name behind a prefix (bytes), as the engine takes it; false: the name is not
+ * plain. Raises nothing. */
+bool binding_plain_path(PyObject *prefix, PyObject *name, struct plain_path *path);
+
+/* The value, if it is small: a new reference, with read-only lists and dicts. NULL: it is not
+ * plain, or with an exception set. */
+PyObject *binding_plain_value(const void *encoded, size_t bytes);
+PyObject *binding_read_only(PyObject *module, PyObject *args);
+
 /* ---- _objects.c: methods of Handle ---- */
 PyObject *binding_epoch(Handle *h, PyObject *unused);
 PyObject *binding_depth(Handle *h, PyObject *unused);
@@ -217,6 +237,9 @@ PyObject *binding_slot(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *binding_next(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *binding_item(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *binding_put_value(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *binding_look_up(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *binding_look_up_item(Handle *h, PyObject *const *args, Py_ssize_t count);
+PyObject *binding_put_plain(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *binding_flip(Handle *h, PyObject *const *args, Py_ssize_t count);
 PyObject *binding_flipped(Handle *h, PyObject *turn);
 PyObject *binding_splice(Handle *h, PyObject *const *args, Py_ssize_t count);

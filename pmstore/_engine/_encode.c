@@ -212,6 +212,17 @@ static enum done put_item(struct out *o, PyObject *item, int depth)
     return put_array(o, item);
 }
 
+int binding_encode_plain(PyObject *value, char **encoded, size_t *bytes)
+{
+    struct out o = {0};
+    enum done done = put_item(&o, value, 0);
+    if (done != DONE)
+        PyMem_Free(o.at);
+    *encoded = o.at;
+    *bytes = o.bytes;
+    return done == DONE ? 1 : done == NOT_KNOWN ? 0 : -1;
+}
+
 /* encode(state, types of arrays) -> (bytes, arrays), or None */
 PyObject *binding_encode(PyObject *module, PyObject *args)
 {

@@ -6,6 +6,7 @@
 #define FEW 16
 
 static PyTypeObject *FoundType;
+static PyObject *missing; /* what a look-up gives where nothing is: no value is it */
 
 static PyStructSequence_Field found_fields[] = {
     {"kind", "of object: enum pms_object_kind"},
@@ -27,7 +28,11 @@ int binding_add_found(PyObject *module)
 {
     if (!FoundType)
         FoundType = PyStructSequence_NewType(&found_desc);
-    return FoundType ? PyModule_AddType(module, FoundType) : -1;
+    if (!missing && !(missing = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type)))
+        return -1;
+    return FoundType && PyModule_AddObjectRef(module, "MISSING", missing) == 0
+               ? PyModule_AddType(module, FoundType)
+               : -1;
 }
 
 /* memory: NULL, or a reference that goes into it. */
@@ -152,10 +157,14 @@ static int has_block(const struct pms_object *object)
     return object->kind == PMS_OBJECT_ARRAY && object->data;
 }
 
-/* The object that lives over what is asked for, or a Found that has its memory; None. A block
+/* DESCRIBED: always a Found. USED: the object that lives over it, if there is one. LOOKED_UP: also
+ * a plain value; `missing` instead of None. */
+enum as { DESCRIBED, USED, LOOKED_UP };
+
+/* What is asked for, as it is wanted: else a Found that has its memory; None. A block
  * that has a Memory is pinned already, so that it cannot have become another one's; without one,
  * what is asked for is found and pinned in one step of the engine. */
-static PyObject *answer(Handle *h, const struct asked *a, int describe)
+static PyObject *answer(Handle *h, const struct asked *a, enum as as)
 {
     struct pms_object object;
     struct pms_error error = {0};
@@ -174,23 +183,30 @@ static PyObject *answer(Handle *h, const struct asked *a, int describe)
         return NULL;
     if (status < 0)
         return NULL;
+    if (status == PMS_E_NOT_FOUND)
+        return Py_NewRef(as == LOOKED_UP ? missing : Py_None);
     if (status != PMS_OK)
-        return status == PMS_E_NOT_FOUND ? Py_NewRef(Py_None) : binding_raise(h, status, &error);
-    PyObject *made = memory && !describe ? binding_object(memory, &object) : NULL;
+        return binding_raise(h, status, &error);
+    if (as == LOOKED_UP && object.kind == PMS_OBJECT_VALUE) {
+        PyObject *value = binding_plain_value(object.meta, object.meta_bytes);
+        if (value || PyErr_Occurred())
+            return value;
+    }
+    PyObject *made = memory && as != DESCRIBED ? binding_object(memory, &object) : NULL;
     if (!made)
         return new_found(&object, memory);
     Py_DECREF(memory);
     return made;
 }
 
-static PyObject *answer_of_one_state(Handle *h, const struct asked *a, int describe)
+static PyObject *answer_of_one_state(Handle *h, const struct asked *a, enum as as)
 {
     PyObject *result = NULL;
     uint64_t before;
     do {
         Py_XDECREF(result);
         before = binding_engine.put_backs(h->pool);
-        result = answer(h, a, describe);
+        result = answer(h, a, as);
         /* Another thread's block may be rolled back (its commit failed, say) while the bytes are
          * copied: then they are nobody's. */
     } while (result && binding_engine.put_backs(h->pool) != before);
@@ -260,7 +276,7 @@ PyObject *binding_get(Handle *h, PyObject *const *args, Py_ssize_t count)
     if (!count_is(count, 3, "get(directory, path, describe)") || !number(args[0], &a.directory) ||
         !bytes(args[1], &a.path, &a.path_bytes))
         return NULL;
-    return answer_of_one_state(h, &a, args[2] == Py_True);
+    return answer_of_one_state(h, &a, args[2] == Py_True ? DESCRIBED : USED);
 }
 
 /* item(directory, path, index, describe) */
@@ -271,7 +287,7 @@ PyObject *binding_item(Handle *h, PyObject *const *args, Py_ssize_t count)
         !number(args[0], &a.directory) || !bytes(args[1], &a.path, &a.path_bytes) ||
         !number(args[2], &a.number))
         return NULL;
-    return answer_of_one_state(h, &a, args[3] == Py_True);
+    return answer_of_one_state(h, &a, args[3] == Py_True ? DESCRIBED : USED);
 }
 
 /* slot(directory, path, which) */
@@ -281,7 +297,46 @@ PyObject *binding_slot(Handle *h, PyObject *const *args, Py_ssize_t count)
     if (!count_is(count, 3, "slot(directory, path, which)") || !number(args[0], &a.directory) ||
         !bytes(args[1], &a.path, &a.path_bytes) || !number(args[2], &a.number))
         return NULL;
-    return answer_of_one_state(h, &a, 0);
+    return answer_of_one_state(h, &a, USED);
+}
+
+/* Of a name behind a prefix; one that is not plain becomes a path by a call: a new reference, which
+ * keeps it. NULL with an exception set. */
+static PyObject *path_of(PyObject *const *args, struct plain_path *plain, const char **path,
+                         uint32_t *path_bytes)
+{
+    *path = plain->at;
+    if (binding_plain_path(args[0], args[1], plain)) {
+        *path_bytes = plain->bytes;
+        return Py_NewRef(Py_None);
+    }
+    PyObject *made = PyObject_CallOneArg(args[2], args[1]);
+    if (made && !bytes(made, path, path_bytes))
+        Py_CLEAR(made);
+    return made;
+}
+
+/* look_up(prefix, name, path): the value itself if it is plain. path(name): of one that is not. */
+PyObject *binding_look_up(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    struct asked a = {.kind = OBJECT};
+    struct plain_path plain;
+    if (!count_is(count, 3, "look_up(prefix, name, path)"))
+        return NULL;
+    PyObject *kept = path_of(args, &plain, &a.path, &a.path_bytes);
+    PyObject *result = kept ? answer_of_one_state(h, &a, LOOKED_UP) : NULL;
+    Py_XDECREF(kept);
+    return result;
+}
+
+/* look_up_item(path, index) */
+PyObject *binding_look_up_item(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    struct asked a = {.kind = ITEM};
+    if (!count_is(count, 2, "look_up_item(path, index)") ||
+        !bytes(args[0], &a.path, &a.path_bytes) || !number(args[1], &a.number))
+        return NULL;
+    return answer_of_one_state(h, &a, LOOKED_UP);
 }
 
 /* ---- writing ---- */
@@ -301,6 +356,33 @@ PyObject *binding_put_value(Handle *h, PyObject *const *args, Py_ssize_t count)
                                                              value, value_bytes, &error);
     Py_END_ALLOW_THREADS return status == PMS_OK ? Py_NewRef(Py_None)
                                                  : binding_raise(h, status, &error);
+}
+
+/* put_plain(prefix, name, path, value): whether it is done, as the value is plain. */
+PyObject *binding_put_plain(Handle *h, PyObject *const *args, Py_ssize_t count)
+{
+    struct plain_path plain;
+    const char *path;
+    uint32_t path_bytes;
+    char *value;
+    size_t value_bytes;
+    if (!count_is(count, 4, "put_plain(prefix, name, path, value)"))
+        return NULL;
+    PyObject *kept = path_of(args, &plain, &path, &path_bytes);
+    int known = kept ? binding_encode_plain(args[3], &value, &value_bytes) : -1;
+    if (known <= 0 || value_bytes > UINT32_MAX) {
+        if (known > 0)
+            PyMem_Free(value);
+        Py_XDECREF(kept);
+        return known < 0 ? NULL : Py_NewRef(Py_False);
+    }
+    struct pms_error error = {0};
+    int status;
+    Py_BEGIN_ALLOW_THREADS status = binding_engine.put_value(h->pool, 0, path, path_bytes, value,
+                                                             (uint32_t)value_bytes, &error);
+    Py_END_ALLOW_THREADS PyMem_Free(value);
+    Py_DECREF(kept);
+    return status == PMS_OK ? Py_NewRef(Py_True) : binding_raise(h, status, &error);
 }
 
 /* When slots were flipped last, as the engine has it: a bytearray, so that the engine's answer

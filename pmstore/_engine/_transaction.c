@@ -156,9 +156,20 @@ enum patience {
     LAST, /* not at all */
 };
 
-/* Takes the block, in slices between which signal handlers run. 0: it is taken; -1 with an
- * exception set. */
-static int take(Transaction *t, PyObject *task, enum patience patience, struct pms_entered *entry)
+/* Leaves what was just entered; nothing has been written in it. An exception is set, and stays. */
+static void give_back(Transaction *t, const struct pms_entered *entry)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Py_BEGIN_ALLOW_THREADS binding_engine.leave(t->handle->pool, entry, PMS_AS_IT_IS, NULL);
+    Py_END_ALLOW_THREADS PyErr_Restore(type, value, trace);
+}
+
+/* Takes the block, in slices between which signal handlers run. r: the ranges to capture, once it
+ * is taken; NULL: a hook comes first, so nothing is committed or captured here. 0: it is done; -1
+ * with an exception set. */
+static int take(Transaction *t, PyObject *task, enum patience patience, const struct ranges *r,
+                struct pms_entered *entry)
 {
     Handle *h = t->handle;
     int64_t timeout = patience == WAIT ? t->timeout : 0, deadline = 0, left = timeout;
@@ -166,10 +177,19 @@ static int take(Transaction *t, PyObject *task, enum patience patience, struct p
     for (;;) {
         struct pms_error error = {0};
         int64_t slice = timeout < 0 || left > SLICE_NS ? SLICE_NS : left > least ? left : least;
-        int status;
+        int status, captured = PMS_OK;
         Py_BEGIN_ALLOW_THREADS status = binding_engine.enter(h->pool, (uint64_t)(uintptr_t)task,
-                                                             !h->hook, slice, entry, &error);
-        Py_END_ALLOW_THREADS if (status == PMS_OK) return 0;
+                                                             r != NULL, slice, entry, &error);
+        if (status == PMS_OK && r && r->count)
+            captured = binding_engine.will_write(h->pool, r->at, r->count, &error);
+        Py_END_ALLOW_THREADS if (captured != PMS_OK)
+        {
+            binding_raise(h, captured, &error);
+            give_back(t, entry);
+            return -1;
+        }
+        if (status == PMS_OK)
+            return 0;
         bool interrupted = error.sys_errno == EINTR &&
                            (status == PMS_E_STATE || status == PMS_E_BUSY);
         if (timeout > 0) {
@@ -197,7 +217,7 @@ static int begin(Transaction *t, const struct pms_entered *entry, const struct r
     Handle *h = t->handle;
     struct pms_error error = {0};
     int status = PMS_OK;
-    bool hook = h->hook && entry->depth == 1;
+    bool hook = entry->depth == 1;
     if (hook && call_hook(h, ENTERING) < 0)
         return -1;
     if (!hook && !r->count)
@@ -208,15 +228,6 @@ static int begin(Transaction *t, const struct pms_entered *entry, const struct r
     Py_END_ALLOW_THREADS if (status == PMS_OK) return 0;
     binding_raise(h, status, &error);
     return -1;
-}
-
-/* Leaves what was just entered; nothing has been written in it. An exception is set, and stays. */
-static void give_back(Transaction *t, const struct pms_entered *entry)
-{
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    Py_BEGIN_ALLOW_THREADS binding_engine.leave(t->handle->pool, entry, PMS_AS_IT_IS, NULL);
-    Py_END_ALLOW_THREADS PyErr_Restore(type, value, trace);
 }
 
 /* As take. */
@@ -231,9 +242,10 @@ static int enter(Transaction *t, enum patience patience)
         status = binding_ranges_add_all(&r, t->handle, t->writes);
     if (status == 0)
         status = binding_take_in(t->handle);
+    bool hooked = t->handle->hook != NULL;
     if (status == 0)
-        status = take(t, task, patience, &entry);
-    if (status == 0 && (t->handle->hook || r.count) && begin(t, &entry, &r) < 0) {
+        status = take(t, task, patience, hooked ? NULL : &r, &entry);
+    if (status == 0 && hooked && begin(t, &entry, &r) < 0) {
         give_back(t, &entry);
         status = -1;
     }

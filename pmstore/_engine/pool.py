@@ -28,6 +28,7 @@ from pmstore._engine.pool_info import PoolInfo, read_info
 from pmstore.errors import CorruptStoreError
 
 Found = _binding.Found
+MISSING = _binding.MISSING
 """One object of a directory or a list, copied out of the engine: kind, data, data_bytes, meta,
 node; and memory, of an array that was found to be used: its block, pinned."""
 
@@ -53,8 +54,9 @@ class Pool:
     """
 
     __slots__ = (
-        *("_errors", "block_depth", "epoch", "find", "get", "handle", "info", "item", "path"),
-        *("pins", "put_value", "raw", "rollbacks", "slot", "splice", "will_write"),
+        *("_errors", "block_depth", "epoch", "find", "get", "handle", "info", "item", "look_up"),
+        *("look_up_item", "path", "pins", "put_plain", "put_value", "raw", "rollbacks", "slot"),
+        *("splice", "will_write"),
     )
 
     def __init__(
@@ -132,6 +134,9 @@ class Pool:
         self.item: Callable[[int, bytes, int, bool], Any] = handle.item
         self.slot: Callable[[int, bytes, int], Any] = handle.slot
         self.put_value: Callable[[int, bytes, bytes], None] = handle.put_value
+        self.look_up: Callable[[bytes, Any, Callable[[Any], bytes]], Any] = handle.look_up
+        self.look_up_item: Callable[[bytes, int], Any] = handle.look_up_item
+        self.put_plain: Callable[[bytes, Any, Callable[[Any], bytes], Any], bool] = handle.put_plain
         self.splice: Callable[[int, bytes, int, int, int, Sequence[tuple[Any, ...]]], None] = (
             handle.splice
         )

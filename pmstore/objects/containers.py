@@ -24,7 +24,7 @@ from pmstore._engine.constants import (
     ROOT,
     VALUE,
 )
-from pmstore._engine.pool import Found
+from pmstore._engine.pool import MISSING, Found
 from pmstore.errors import CorruptStoreError, NameExistsError, NoSuchNameError, PmstoreError
 from pmstore.extras import optional
 from pmstore.objects import array, dtypes, tensor
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import DTypeLike
 
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes, list, tuple, dict))
 _BATCH = 1000  # names that an iteration reads at a time
 
 
@@ -145,11 +146,11 @@ class Group(MutableMapping[str, Any]):
         Raises: KeyError."""
         core = self._core
         with core.lock:
-            found = core.pool.get(ROOT, self._path(name), False)
+            found = core.pool.look_up(self._prefix, name, self._path)
             if type(found) is not Found:
-                if found is None:
+                if found is MISSING:
                     raise KeyError(name)
-                return found  # the array or tensor that is alive
+                return found  # a plain value, or the array or tensor that is alive
             return core.load(found, name) if found.kind == VALUE else self._load(name, found)
 
     def __contains__(self, name: object) -> bool:
@@ -195,6 +196,14 @@ class Group(MutableMapping[str, Any]):
 
         Raises: TypeError for what cannot be stored; NameExistsError if the name is a group.
         """
+        if type(value) in _PLAIN:
+            core = self._core
+            try:
+                with core.lock:
+                    if core.pool.put_plain(self._prefix, name, self._path, value):
+                        return
+            except NameExistsError as error:
+                raise self._told_more(name, error) from None
         path = self._path(name)
         if isinstance(value, Slots):
             raise TypeError(

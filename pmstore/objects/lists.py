@@ -10,6 +10,7 @@ from typing import Any, overload
 from pmstore._base import notebook
 from pmstore._base.text import counted
 from pmstore._engine.constants import LIST, LIST_END, ROOT, VALUE
+from pmstore._engine.pool import MISSING, Found
 from pmstore.errors import NameExistsError, NoSuchNameError, PmstoreError
 from pmstore.objects.core import Core, Payload, payload, represent
 from pmstore.objects.names import in_the_way
@@ -105,9 +106,11 @@ class List(MutableSequence[Any]):
         core = self._core
         with core.lock:
             if type(index) is int and 0 <= index < 1 << 62:
-                found = core.pool.item(ROOT, self._path, index, False)
-                if found is not None:
+                found = core.pool.look_up_item(self._path, index)
+                if type(found) is Found:
                     return core.load(found, self.name)
+                if found is not MISSING:
+                    return found  # a plain value, or the array or tensor that is alive
             if isinstance(index, slice):
                 return [
                     core.load(self._find(i), self.name) for i in range(*index.indices(len(self)))

@@ -27,6 +27,8 @@ from pmstore.errors import CorruptStoreError, FormatVersionError
 from pmstore.objects import dtypes
 from pmstore.objects.readonly import PLAIN, ReadOnlyBytes, ReadOnlyDict, ReadOnlyList
 
+_binding.read_only(ReadOnlyDict, ReadOnlyList)  # of small values; look_up has the others
+
 MAX_DEPTH = 100
 """Containers within containers. More is a cycle, or nothing a person wrote."""
 

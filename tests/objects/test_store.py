@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pmstore
+from pmstore.objects.names import split_name
 
 
 def test_the_readme_example(path: Path, domain: Any) -> None:
@@ -174,6 +177,36 @@ def test_mapping(store: pmstore.Store) -> None:
     store.clear()
     assert list(store) == []
     assert store.check().problems == ()
+
+
+def test_names_of_any_sort(store: pmstore.Store) -> None:
+    """Plain ones become paths in C, others in Python."""
+    part = st.text(st.characters(codec=None), max_size=20) | st.text("aé/\0", max_size=4)
+    names = part | part.map(lambda text: text * 40) | st.integers(990, 1100).map(lambda n: "n" * n)
+
+    @given(names)
+    def compare(name: str) -> None:
+        group.clear()
+        try:
+            parts = split_name(name)
+        except ValueError as error:
+            for use in (lambda: group[name], lambda: group.__setitem__(name, 1)):
+                with pytest.raises(ValueError, match=re.escape(str(error))):
+                    use()
+            assert len(group) == 0
+            return
+        with pytest.raises(KeyError):
+            group[name]
+        group[name] = 1
+        assert group[name] == 1
+        assert list(group) == [parts[0].decode()]
+
+    group = store.group("group")
+    compare()
+    for none in (5, b"x", None):
+        for use in (lambda: group[none], lambda: group.__setitem__(none, 1)):  # noqa: B023
+            with pytest.raises(TypeError, match="names of a store are str"):
+                use()
 
 
 def test_groups_are_paths(store: pmstore.Store) -> None:

@@ -198,6 +198,52 @@ def test_any_bytes_decode_or_are_called_corrupt(data: bytes) -> None:
         values.decode(data)
 
 
+def test_a_store_reads_any_bytes_as_look_up_does(store: pmstore.Store) -> None:
+    """What is small and holds no others is decoded in C."""
+    tag = st.integers(0, 255).map(lambda byte: bytes([byte]))
+    text = st.text(st.characters(codec=None), max_size=300)
+    many = st.binary(min_size=240, max_size=600) | text.map(
+        lambda value: value.encode(errors="surrogatepass")
+    )
+    long = st.tuples(st.sampled_from([b"\xd9", b"\xc4", b"\xda", b"\xc5"]), many).map(
+        lambda pair: pair[0] + bytes([len(pair[1]) % 256]) + pair[1]
+    )
+
+    @given(
+        leaves.map(values.encode)
+        | (text | st.binary(max_size=600)).map(values.encode)
+        | st.tuples(tag, st.binary(max_size=9)).map(b"".join)
+        | long
+    )
+    def compare(data: bytes) -> None:
+        store["x"] = values.Encoded(data)
+        items[0] = values.Encoded(data)
+        try:
+            expected = values.look_up(data)
+        except (CorruptStoreError, FormatVersionError) as error:
+            for read in (lambda: store["x"], lambda: items[0]):
+                with pytest.raises(type(error)):
+                    read()
+        else:
+            assert same(store["x"], expected)
+            assert same(items[0], expected)
+
+    items = store.list("items")
+    items.append(0)
+    compare()
+
+
+def test_a_store_takes_any_value_as_encode_makes_it(store: pmstore.Store) -> None:
+    @given(trees)
+    def compare(value: Any) -> None:
+        store["x"] = value
+        assert same(copy.deepcopy(store["x"]), value)
+        store["x"] = values.Encoded(values.encode(value))
+        assert same(copy.deepcopy(store["x"]), value)
+
+    compare()
+
+
 @given(trees, st.integers(0, 1 << 20), st.integers(0, 255))
 def test_damaged_bytes_decode_or_are_called_corrupt(value: Any, at: int, byte: int) -> None:
     data = bytearray(values.encode(value))
