@@ -198,7 +198,6 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
     search = _Search([*modules.values()])
     holders: list[Holder] = []
     classes: set[type] = set()
-    kinds: set[type] = set()
     for name, module in modules.items():
         for key, item in list(vars(module).items()):
             if key not in OF_MODULES and type(item) not in _LEAVES:
