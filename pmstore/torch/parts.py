@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -147,8 +149,8 @@ class Pieces:
         parameters may still use them."""
         assert self.gradients is not None
         if len(self._users) == 1:
-            for group in optimizer.param_groups:
-                self.gradients.spent.spend(list(group["params"]))
+            groups = map(itemgetter("params"), optimizer.param_groups)
+            self.gradients.spent.spend(list(chain.from_iterable(groups)))
             return
         others = {
             id(one)

@@ -17,7 +17,7 @@ from pmstore import Store
 from pmstore._engine._binding import Watch, same_bytes
 from pmstore.objects.structure import encode
 from pmstore.objects.tensor import introduce
-from pmstore.torch._random.search import Found, lower_python, raise_python
+from pmstore.torch._random.search import Found, lower_python, put_python
 from pmstore.torch.changes import SAME, Question, asking, still
 from pmstore.torch.kept_structure import Structure, raw_bytes
 
@@ -174,7 +174,7 @@ _GENERATORS: dict[str, tuple[Callable[[], Bits | None], Callable[[], Any]]] = {
 }
 """Where bits lie that are other ones when the state is (None: nobody knows), and the state."""
 _SETTERS: dict[str, Callable[[Any], None]] = {
-    "python": lambda state: random.setstate(raise_python(state)),
+    "python": put_python,
     "numpy": np.random.set_state,
     "torch": torch.set_rng_state,
 }
@@ -310,8 +310,12 @@ def _restore(parts: RngParts) -> None:
 def capture(generators: Sequence[Found] = ()) -> dict[str, Any]:
     """The states of the default generators, and of the given ones by their places, as a structure
     that a `Structure` can hold."""
-    states = {name: state() for name, (_, state) in _GENERATORS.items()}
-    return {**states, "generators": states_of(generators)}
+    return {
+        "python": lower_python(random.getstate()),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "generators": states_of(generators),
+    }
 
 
 def restore(state: dict[str, Any], generators: Sequence[Found] = ()) -> None:

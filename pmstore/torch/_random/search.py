@@ -68,7 +68,7 @@ class _Python:
         return lower_python(self._generator.getstate())
 
     def set_state(self, state: Any, /) -> None:
-        self._generator.setstate(raise_python(state))
+        put_python(state, self._generator)
 
     def seed(self, seed: int) -> None:
         self._generator.seed(seed)
@@ -350,6 +350,6 @@ def lower_python(state: tuple[Any, ...]) -> dict[str, Any]:
     return {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss}
 
 
-def raise_python(state: dict[str, Any]) -> tuple[Any, ...]:
-    """The other way."""
-    return state["version"], tuple(state["words"].tolist()), state["gauss"]
+def put_python(state: dict[str, Any], generator: Any = random) -> None:
+    """The other way: that is its state. The module `random` stands for the default generator."""
+    generator.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))

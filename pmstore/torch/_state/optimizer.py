@@ -457,12 +457,10 @@ class OptimizerBinding:
             self._write_layout()
 
     def _write_settings(self) -> None:
-        self._groups.write(
-            [
-                {key: value for key, value in group.items() if key != "params"}
-                for group in self.optimizer.param_groups
-            ]
-        )
+        settings = [group.copy() for group in self.optimizer.param_groups]
+        for one in settings:
+            del one["params"]
+        self._groups.write(settings)
 
     def _write_layout(self) -> None:
         tensors = [[index, key] for index, placed in self._placed.items() for key in placed]
