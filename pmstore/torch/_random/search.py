@@ -197,7 +197,8 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
     torch keeps in a module is left out."""
     search = _Search([*modules.values()])
     holders: list[Holder] = []
-    classes: set[type] = set()
+    kinds: set[type] = set()
+    classes: set[int] = set()
     for name, module in modules.items():
         for key, item in list(vars(module).items()):
             if key not in OF_MODULES and type(item) not in _LEAVES:
@@ -205,8 +206,10 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
                 search.look(f"{name}.{key}" if name else key, item)
                 if shared or search.found != before:
                     holders.append((vars(module), key, item))
-        for place, item in _of_class(name, module, classes):
-            search.look(place, item)
+        if type(module) not in kinds:
+            kinds.add(type(module))
+            for place, item in _of_class(name, module, classes):
+                search.look(place, item)
     return search.found, holders
 
 
@@ -221,7 +224,7 @@ class _Search:
         """leave_out: objects that are not looked into, and do not count."""
         self.found: list[Found] = []
         self._most = _MOST_OBJECTS + len(leave_out)
-        self._classes: set[type] = set()
+        self._classes: set[int] = set()
         # the objects too: an id is another's once one is gone
         self.seen: dict[int, Any] = {id(one): one for one in leave_out}
         for default in (torch.default_generator, getattr(random, "_inst", None)):
@@ -272,9 +275,9 @@ _FOREIGN = ("builtins", "torch", "numpy", "abc", "typing", "collections", "rando
 """Packages whose methods name no generator of a program's."""
 
 
-def parts_of(place: str, item: Any, classes: set[type]) -> Iterator[tuple[str, Any]]:
-    """What an object holds, with the places. classes: whose methods were looked at, which are the
-    same in each of their objects; they are added."""
+def parts_of(place: str, item: Any, classes: set[int]) -> Iterator[tuple[str, Any]]:
+    """What an object holds, with the places. classes: by id, those whose methods were looked at:
+    what these hold is the same for each object. Others are added."""
     if isinstance(item, dict):
         for key in list(itertools.islice(item, _MOST_PARTS)):
             yield f"{place}[{key!r}]", item[key]
@@ -299,7 +302,7 @@ def parts_of(place: str, item: Any, classes: set[type]) -> Iterator[tuple[str, A
     yield from _of_class(place, item, classes)
 
 
-def _of_class(place: str, item: Any, classes: set[type]) -> Iterator[tuple[str, Any]]:
+def _of_class(place: str, item: Any, classes: set[int]) -> Iterator[tuple[str, Any]]:
     """What an object has by its class: slots, what its methods close over, and generators."""
     for kind in type(item).__mro__:
         if kind.__module__.partition(".")[0] in _FOREIGN:
@@ -309,9 +312,9 @@ def _of_class(place: str, item: Any, classes: set[type]) -> Iterator[tuple[str, 
                 yield f"{place}.{name}", object.__getattribute__(item, name)
             except AttributeError:
                 continue
-        if kind in classes:
+        if id(kind) in classes:
             continue
-        classes.add(kind)
+        classes.add(id(kind))
         for name, given in list(vars(kind).items()):
             if isinstance(given, types.FunctionType):
                 yield from _of_function(place, given)

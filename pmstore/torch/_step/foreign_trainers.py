@@ -42,7 +42,7 @@ def _find_held(given: Iterable[Any], kind: type) -> list[Any]:
     closed = (nn.Module, Optimizer, *((LRScheduler,) if kind is Optimizer else ()))
     found: list[Any] = []
     seen: dict[int, Any] = {}
-    classes: set[type] = set()
+    classes: set[int] = set()
     level = list(given)
     for _ in range(_DEPTH + 1):
         below: list[Any] = []
