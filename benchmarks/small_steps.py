@@ -285,6 +285,17 @@ def _targets(rows: list[harness.Row]) -> list[harness.Target]:
                     reason=f"{ASKED}, takes {asked.median_us:.0f} us",
                 )
             )
+    for case in (README, ALL):
+        ours, batch, end = (harness.find(rows, case, name) for name in (COMMITS, NEXT, END))
+        if ours is not None and batch is not None and end is not None:
+            found.append(
+                harness.Target(
+                    f"{case}: a step with its commit / plain torch",
+                    ours.extra["paired"],
+                    1.05,
+                    reason=f"{COLD}: it takes {end.median_us - batch.median_us:.0f} us",
+                )
+            )
     for case in (ON_DISK, WIDE_ON_DISK):
         disk, batch, end = (harness.find(rows, case, name) for name in (COMMITS, NEXT, END))
         if disk is not None and batch is not None and end is not None:

@@ -186,19 +186,23 @@ static bool lie_there(const Watch *w)
 
 /* ---- what functions give ---- */
 
-/* Whether all answers are the object that they were; of bytes, whether they have these. False, with
- * an exception set or not. */
-static bool answered(const Watch *w)
+/* Whether the answer is the object that it was; of bytes, whether it has these. False, with an
+ * exception set or not. */
+static bool answered(const struct question *q)
 {
-    bool same = true;
-    for (Py_ssize_t i = 0; same && i < w->questions; i++) {
-        const struct question *q = &w->question[i];
-        PyObject *told = PyObject_Call(q->function, q->arguments, NULL);
-        same = told && (told == q->answer ||
-                        (PyBytes_CheckExact(q->answer) && binding_same(told, q->answer) == 1));
-        Py_XDECREF(told);
-    }
+    PyObject *told = PyObject_Call(q->function, q->arguments, NULL);
+    bool same = told && (told == q->answer ||
+                         (PyBytes_CheckExact(q->answer) && binding_same(told, q->answer) == 1));
+    Py_XDECREF(told);
     return same;
+}
+
+static bool all_answered(const Watch *w)
+{
+    Py_ssize_t i = 0;
+    while (i < w->questions && answered(&w->question[i]))
+        i++;
+    return i == w->questions;
 }
 
 /* look() -> 0: all as it was; 1: but for values that cannot change, in place of others; 2: not. */
@@ -206,9 +210,25 @@ static PyObject *watch_look(Watch *w, PyObject *unused)
 {
     (void)unused;
     enum found all = look_at_tables(w);
-    if (all != OTHERS && !(lie_there(w) && answered(w)))
+    if (all != OTHERS && !(lie_there(w) && all_answered(w)))
         all = OTHERS;
     return PyErr_Occurred() ? NULL : PyLong_FromLong(all);
+}
+
+/* others() -> the numbers of the questions whose answer is another one; all are asked. */
+static PyObject *watch_others(Watch *w, PyObject *unused)
+{
+    (void)unused;
+    PyObject *found = PyList_New(0);
+    for (Py_ssize_t i = 0; found && i < w->questions; i++) {
+        if (answered(&w->question[i]))
+            continue;
+        PyObject *number = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(i);
+        if (!number || PyList_Append(found, number) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(number);
+    }
+    return found;
 }
 
 /* ---- making one ---- */
@@ -499,6 +519,8 @@ static PyMethodDef watch_methods[] = {
     {"look", (PyCFunction)watch_look, METH_NOARGS,
      "look() -> 0: all is as it was; 1: but for values that cannot change, which are others now; "
      "2: more is another"},
+    {"others", (PyCFunction)watch_others, METH_NOARGS,
+     "others() -> the numbers of the questions whose answer is another one; all are asked"},
     {"take", (PyCFunction)watch_take, METH_NOARGS,
      "take(): after 1, the values that are there now are those to be there"},
     {NULL, NULL, 0, NULL},

@@ -109,11 +109,11 @@ class Structure:
         """
         encoded, arrays = encode(state, _ARRAYS)
         held, self._arrays = self._held(), None
-        known = [self._put(index, array, held) for index, array in enumerate(arrays)]
+        known = self._put(arrays, held)
         while len(held) > len(arrays):
             self._store.pop(f"{self.path}/{len(held) - 1}", None)
             held.pop()
-        if all(known):  # new ones are looked up when they are needed
+        if known:  # new ones are looked up when they are needed
             self._arrays = held
         if encoded != self._bytes:
             self._store[f"{self.path}/value"] = Encoded(encoded)
@@ -134,12 +134,19 @@ class Structure:
             self._arrays = _arrays(self._store, self.path)
         return self._arrays
 
-    def _put(self, index: int, array: Array, held: list[Array]) -> bool:
-        """Returns whether it has the place of the one that is there."""
-        here = held[index] if index < len(held) else None
-        if here is not None and _fits(here, array):
-            if not same_bytes(here, array):  # nor if it does not know
+    def _put(self, arrays: Sequence[Array], held: Sequence[Array]) -> bool:
+        """Returns whether each has the place of one that is there."""
+        others: list[tuple[Array, Array]] = []
+        known = True
+        for index, array in enumerate(arrays):
+            here = held[index] if index < len(held) else None
+            if here is None or not _fits(here, array):
+                self._store[f"{self.path}/{index}"] = array
+                known = False
+            elif not same_bytes(here, array):  # nor if it does not know
+                others.append((here, array))
+        if others:
+            self._store.will_write(*(here for here, _ in others))  # at once, without page faults
+            for here, array in others:
                 _copy(here, array)
-            return True
-        self._store[f"{self.path}/{index}"] = array
-        return False
+        return known

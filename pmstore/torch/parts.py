@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +76,7 @@ class Pieces:
         self.model: ModelBinding | None = placement.model
         self.optimizers: dict[str, OptimizerBinding] = placement.optimizers
         self._seen: Watch | None = None  # of all that have a watch; None: not known
+        self._watched: list[Part] = []  # these; bindings first, the model's before all others
         self._unseen: list[Part] = []  # those that have none
         self._all = Parameters()
         self._all_of: list[object] = []  # what they were taken from
@@ -146,8 +149,8 @@ class Pieces:
         parameters may still use them."""
         assert self.gradients is not None
         if len(self._users) == 1:
-            for group in optimizer.param_groups:
-                self.gradients.spent.spend(list(group["params"]))
+            groups = map(itemgetter("params"), optimizer.param_groups)
+            self.gradients.spent.spend(list(chain.from_iterable(groups)))
             return
         others = {
             id(one)
@@ -201,13 +204,32 @@ class Pieces:
 
     def capture(self, place: Place) -> None:
         """Everything that Python holds and the store does not yet."""
-        if self._seen is None or self._seen.look() != SAME:
+        others = self._seen.others() if self._seen is not None else None
+        if others is None or (others and not self._capture_others(others)):
             self._capture_tensors()
             self._capture_rest()
-        elif self._unseen:
+        elif self._unseen and not others:
             self._capture_parts([*self._unseen, self.rng])  # last: what is asked may draw
         if self.loader is not None:
             self.loader.capture(place)
+
+    def _capture_others(self, numbers: list[int]) -> bool:
+        """Writes what has changed, of the watched by their numbers. Returns False if that is more
+        than values: then all have to be watched anew."""
+        self._seen = None  # until all is written
+        if self.model is not None and numbers[0] == 0:
+            return False
+        others = [self._watched[number] for number in numbers]
+        optimizers = [one for one in others if isinstance(one, OptimizerBinding)]
+        for one in optimizers:
+            watch = one.watch
+            one.capture()
+            if one.watch is not watch:
+                return False
+        parts = [one for one in others[len(optimizers) :] if one is not self.rng]
+        self._capture_parts([*parts, *self._unseen, self.rng])
+        self._see()
+        return True
 
     def capture_tensors(self) -> None:
         """Tensors that are other objects now, or lie elsewhere: what the program has changed
@@ -227,13 +249,23 @@ class Pieces:
         """Everything but models and optimizers, and the tensors of those that are mirrored."""
         self.placement.capture()
         self.find_parameters()
-        parts: list[Part] = [*self.parts, self.rng]
-        self._capture_parts(parts)
-        seen = [one.watch for one in self.bindings]
-        if None not in seen:  # else all is looked at each time
-            seen += [one.watch for one in parts]
-            self._unseen = [one for one in parts if one.watch is None]
-            self._seen = asking(all_of(one for one in seen if one is not None))
+        self._capture_parts([*self.parts, self.rng])
+        self._see()
+
+    def _see(self) -> None:
+        """All is written: watches what has to be seen."""
+        watched: list[Part] = []
+        unseen: list[Part] = []
+        watches: list[Watch] = []
+        for one in (*self.bindings, *self.parts, self.rng):
+            if (watch := one.watch) is not None:
+                watched.append(one)
+                watches.append(watch)
+            elif isinstance(one, (ModelBinding, OptimizerBinding)):
+                return  # all is looked at each time
+            else:
+                unseen.append(one)
+        self._watched, self._unseen, self._seen = watched, unseen, asking(all_of(watches))
 
     @staticmethod
     def _capture_parts(parts: Sequence[Part]) -> None:

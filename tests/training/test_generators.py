@@ -31,6 +31,7 @@ from torch.utils.data import (
 import pmstore
 from pmstore.scheduler import EveryN
 from pmstore.torch import MismatchError, attach
+from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import find
 from pmstore.torch.kept_structure import Structure
 
@@ -410,6 +411,51 @@ def test_what_is_found() -> None:
         f"{__name__}.MODULE_RNG": "numpy Generator (PCG64)",
     }
     assert find({"far": [[[[[[[[np.random.default_rng()]]]]]]]]}) == []
+
+
+def test_classes_are_looked_at_where_they_are_near() -> None:
+    """What methods close over belongs to a class, and is looked at once; but not only with an
+    object that lies at the end of a way."""
+    generator = np.random.default_rng()
+
+    class Draws:
+        def draw(self) -> float:
+            return generator.random()
+
+    far: Any = Draws()
+    for _ in range(6):
+        far = [far]
+    found = find({"far": far, "near": Draws(), "beside": Draws()})
+    assert [one.place for one in found] == ["near closure generator"]
+
+
+def test_a_stream_is_apart() -> None:
+    """It goes on where it was, whatever is drawn outside, of each default generator and of all."""
+
+    def draw(kinds: tuple[int, ...]) -> list[float]:
+        draws: list[Callable[[], float]] = [
+            random.random,
+            lambda: random.gauss(0.0, 1.0),  # keeps a second number for the next call
+            np.random.random,
+            np.random.standard_normal,  # and so does this
+            lambda: torch.rand(()).item(),
+        ]
+        return [draws[kind]() for kind in kinds]
+
+    every = (0, 1, 2, 3, 4)
+    turns = [*((kind,) for kind in every), (), every, (1,), every, (), (3, 4)]
+    start = rng.capture()
+    inside = [draw(kinds) for kinds in turns]
+    rng.restore(start)
+    outside = [draw(kinds[::-1]) for kinds in turns]
+    rng.restore(start)
+    stream = rng.Stream()
+    seen: tuple[list[Any], list[Any]] = ([], [])
+    for kinds in turns:
+        with stream:
+            seen[0].append(draw(kinds))
+        seen[1].append(draw(kinds[::-1]))
+    assert seen == (inside, outside)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -205,6 +205,78 @@ def test_what_changed_is_in_the_commit(
         assert everything(model, optimizer) == held
 
 
+class Counting:
+    """A stateful object whose state is another one each time that it is asked, and which draws."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {"asked": self.asked, "drawn": torch.rand(1)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.asked = state["asked"]
+
+
+def freeze(model: nn.Module, optimizer: Optimizer) -> None:
+    bias: torch.Tensor = next(reversed(list(model.parameters())))
+    bias.requires_grad_(not bias.requires_grad)
+
+
+def set_attribute(model: nn.Module, optimizer: Optimizer) -> None:
+    model.note = cast(Any, getattr(model, "note", 0)) + 1
+
+
+def drop_gradients(model: nn.Module, optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
+
+
+@KINDS
+@pytest.mark.parametrize("asked", [False, True])
+def test_several_changes_at_once(
+    store: pmstore.Store, asked: bool, kind: Callable[..., Optimizer]
+) -> None:
+    """A commit writes what has changed, and leaves the rest alone."""
+    model = nn.Linear(4, 4)
+    optimizer = kind(model.parameters(), lr=0.1, weight_decay=0)
+    counting = Counting()
+    run = attach(
+        store, model=model, optimizer=optimizer, stateful={"counting": counting} if asked else None
+    )
+    chance = random.Random(7)
+    # what can change and stay the same object is looked at by each commit from then on
+    in_place = (change_in_place, change_state_in_place, change_other_state_in_place, swap_bits)
+    seen = [one for one in CHANGES.values() if one not in in_place]
+    changes = [*seen, freeze, set_attribute, drop_gradients]
+
+    def all_held() -> Any:
+        parameters = list(model.parameters())
+        return [
+            everything(model, optimizer),
+            [one.requires_grad for one in parameters],
+            [one.grad is None for one in parameters],
+            getattr(model, "note", None),
+        ]
+
+    for _ in range(30):
+        for _ in range(chance.randint(1, 3)):  # the first one behind a roll back writes all
+            with run.next_step():
+                if chance.random() < 0.7:
+                    train(model, optimizer)
+                for change in chance.sample(changes, chance.choice([0, 1, 1, 2, 3])):
+                    if optimizer.state:
+                        change(model, optimizer)
+            run.commit()
+        held = all_held()
+        with run.next_step():
+            train(model, optimizer)
+            for change in changes:
+                change(model, optimizer)
+        run.rollback()
+        assert all_held() == held
+
+
 @KINDS
 def test_plain_state_comes_goes_and_is_resumed(path: Path, kind: Callable[..., Optimizer]) -> None:
     def resumed(steps: int, change: Callable[[nn.Module, Optimizer], Any]) -> dict[Any, Any]:

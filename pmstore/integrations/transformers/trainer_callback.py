@@ -83,6 +83,7 @@ class PmstoreTrainerCallback(TrainerCallback):
         """
         self.run: Run | None = None
         self.store: Store | None = None
+        self._stored: StoredState | None = None  # in that store
         self._path = Path(path)
         self._tiers = tiers
         self._attaching: dict[str, Any] = {"policy": policy, "guard": guard, "resume": resume}
@@ -176,7 +177,7 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._trainer = trainer = trainer_of(self)
         try:
             refuse(trainer, self)
-            stored = StoredState(self.store) if self.store is not None else self._open()
+            stored = self._stored if self._stored is not None else self._open()
             self._attach(trainer, stored, optimizer, lr_scheduler, train_dataloader)
         except BaseException:
             self.close()
@@ -284,21 +285,22 @@ class PmstoreTrainerCallback(TrainerCallback):
 
     def _end_step(self, *, finished: bool) -> None:
         """Completes the open step. It ends when the next one begins, or when the store is left."""
-        assert self.run is not None
+        assert self._stored is not None
         assert self._trainer is not None
         assert self._data is not None
         step = self._trainer.state.global_step
         self._data.finish(step)
-        StoredState(self.run.store).write(self._trainer, self._settings, finished)
+        self._stored.write(self._trainer, self._settings, finished)
         self._written = step
         self._step.close()
 
     def _put_back(self) -> None:
         assert self.run is not None
+        assert self._stored is not None
         assert self._trainer is not None
         assert self._data is not None
         self.run.rollback()  # where an older pmstore stored the run, the step does not
-        StoredState(self.run.store).put_back(self._trainer)
+        self._stored.put_back(self._trainer)
         self._data.put_back()
 
     def _restore_generators(self) -> None:
@@ -363,7 +365,7 @@ class PmstoreTrainerCallback(TrainerCallback):
             store.__exit__(None, None, None)
 
     def _let_go(self) -> Store | None:
-        store, self.store, self.run = self.store, None, None
+        store, self.store, self.run, self._stored = self.store, None, None, None
         self._step = ExitStack()
         atexit.unregister(self._at_exit)
         return store
@@ -374,7 +376,8 @@ class PmstoreTrainerCallback(TrainerCallback):
         if isinstance(self._tiers, Mapping):
             for name, tier in self._tiers.items():
                 store.add_tier(name, tier)
-        return StoredState(store)
+        self._stored = StoredState(store)
+        return self._stored
 
     def _place(self) -> Path:
         assert self._args is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import Trainer
 
 from pmstore import Store
 from pmstore.integrations.transformers.trainer_state import StoredState
-from pmstore.torch._random.search import raise_python
+from pmstore.torch._random.search import put_python
 from pmstore.torch._read.stored import StoredRun, StoreHolding
 from pmstore.torch.kept_structure import Structure
 
@@ -58,7 +59,9 @@ def _generators(store: Store) -> dict[str, Any]:
         python, numpy, cpu = (data["start"][name] for name in ("python", "numpy", "torch"))
     else:
         python, numpy, cpu = (Structure(store, f"run/rng/{name}").read() for name in _PARTS)
-    found = {"python": raise_python(python), "numpy": numpy, "cpu": cpu}
+    generator = random.Random()
+    put_python(python, generator)
+    found = {"python": generator.getstate(), "numpy": numpy, "cpu": cpu}
     cuda = Structure(store, "run/rng/cuda")
     if cuda.stored:
         states = cuda.read()

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState, TrainerControl
 
-from pmstore import Store
+from pmstore import List, Store
 
 _OF_THE_PROCESS = (
     "is_local_process_zero",
@@ -25,6 +25,7 @@ _SUMS = (
     *("_initial_num_input_tokens_seen", "current_flos"),
 )
 """Attributes of the Trainer that the losses it logs are computed from."""
+_FIELDS = [one.name for one in dataclasses.fields(TrainerState) if one.name != "log_history"]
 
 
 def trainer_of(callback: object) -> Trainer:
@@ -49,6 +50,9 @@ class StoredState:
     def __init__(self, store: Store, path: str = "trainer") -> None:
         self._store = store
         self._path = path
+        self._settings: dict[str, Any] | None = None  # that were written last
+        self._lines: List | None = None  # of the log
+        self._rollbacks = -1  # of the store, when these two were
 
     @property
     def step(self) -> int:
@@ -67,32 +71,37 @@ class StoredState:
         return self._store.get(f"{self._path}/settings") or {}
 
     def write(self, trainer: Trainer, settings: dict[str, Any], finished: bool) -> None:
-        """Writes the Trainer's state; it is pending until the next commit. finished: the last line
-        of the log is not of a step."""
+        """Writes the Trainer's state; it is pending until the next commit. settings: that nobody
+        changes. finished: the last line of the log is not of a step."""
         state = trainer.state
-        fields: dict[str, Any] = {
-            field.name: getattr(state, field.name)
-            for field in dataclasses.fields(state)
-            if field.name != "log_history"
-        }
-        lines = state.log_history[:-1] if finished else state.log_history
+        fields: dict[str, Any] = {name: getattr(state, name) for name in _FIELDS}
         sums: dict[str, Any] = {name: getattr(trainer, name) for name in _SUMS}
         sums["_tr_loss"] = trainer._tr_loss.item()
         callbacks = [[type(one).__name__, one.state()] for one in _exportable(trainer)]
         fields["stateful_callbacks"] = _by_name(callbacks)
-        log = self._store.list(f"{self._path}/log")
-        while len(log) > len(lines):
-            log.pop()
-        for line in lines[len(log) :]:
-            log.append(line)
+        if self._rollbacks != self._store.rollbacks:
+            self._settings, self._lines = None, None
+            self._rollbacks = self._store.rollbacks
+        self._write_log(state.log_history[:-1] if finished else state.log_history)
         self._store[f"{self._path}/state"] = {
             "trainer": fields,
             "sums": sums,
             "callbacks": callbacks,
             "finished": finished,
         }
-        if self.settings != settings:
-            self._store[f"{self._path}/settings"] = settings
+        if self._settings is not settings:
+            if self.settings != settings:
+                self._store[f"{self._path}/settings"] = settings
+            self._settings = settings
+
+    def _write_log(self, lines: list[dict[str, Any]]) -> None:
+        if self._lines is None:
+            self._lines = self._store.list(f"{self._path}/log")
+        log, stored = self._lines, len(self._lines)
+        if stored > len(lines):
+            del log[len(lines) :]
+        elif stored < len(lines):
+            log.extend(lines[stored:])
 
     def read(self) -> TrainerState:
         """Returns the Trainer's state as of the last commit."""

@@ -173,8 +173,8 @@ class Source:
         again = batches_again(skip)
         next(again)
         first = next(iterator, end)
-        stream = rng.capture()
-        with rng.isolated(stream):
+        stream = rng.Stream()
+        with stream:
             for _ in again:
                 if first is end or next(iterator, end) is end:
                     break
@@ -199,14 +199,14 @@ class Source:
         """Ends what lives on between epochs."""
 
     @staticmethod
-    def _stream(iterator: Iterator[Any], stream: dict[str, Any] | None) -> Iterator[Any]:
+    def _stream(iterator: Iterator[Any], stream: rng.Stream | None) -> Iterator[Any]:
         end = object()
         while True:
             if stream is None:
                 batch = next(iterator, end)
-                stream = rng.capture()
+                stream = rng.Stream()
             else:
-                with rng.isolated(stream):
+                with stream:
                     batch = next(iterator, end)
             if batch is end:
                 return

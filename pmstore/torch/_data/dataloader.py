@@ -204,7 +204,7 @@ class _Indices:
         self._before = before
         self._number = 0
         self._thread = get_ident()
-        self._stream: dict[str, Any] | None = None
+        self._stream: rng.Stream | None = None
         self._iterator: Iterator[Any] | None = None
         self._drawn: list[Any] = []  # before it was asked for
 
@@ -255,11 +255,11 @@ class _Indices:
             item = next(self._iterator)
         else:
             assert self._stream is not None
-            with rng.isolated(self._stream):
+            with self._stream:
                 item = next(self._iterator)
         self._number += 1
         if not self.draws_once and self._stream is None:
-            self._stream = rng.capture()
+            self._stream = rng.Stream()
         if self.watch is not None:
             self.watch(self._number - 1)
         return item

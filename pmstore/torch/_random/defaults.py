@@ -17,8 +17,8 @@ from pmstore import Store
 from pmstore._engine._binding import Watch, same_bytes
 from pmstore.objects.structure import encode
 from pmstore.objects.tensor import introduce
-from pmstore.torch._random.search import Found, lower_python, raise_python
-from pmstore.torch.changes import Question, asking, still
+from pmstore.torch._random.search import Found, lower_python, put_python
+from pmstore.torch.changes import SAME, Question, asking, still
 from pmstore.torch.kept_structure import Structure, raw_bytes
 
 # ---- where the states of the default generators lie, for comparing
@@ -173,6 +173,11 @@ _GENERATORS: dict[str, tuple[Callable[[], Bits | None], Callable[[], Any]]] = {
     "torch": (torch_state, torch.get_rng_state),
 }
 """Where bits lie that are other ones when the state is (None: nobody knows), and the state."""
+_SETTERS: dict[str, Callable[[Any], None]] = {
+    "python": put_python,
+    "numpy": np.random.set_state,
+    "torch": torch.set_rng_state,
+}
 
 
 def _held() -> dict[str, list[Question]]:
@@ -223,9 +228,8 @@ class RngParts:
     def restore(self) -> None:
         """Sets the generators to the last commit's states."""
         self.forget()
-        random.setstate(raise_python(self._parts["python"].read()))
-        np.random.set_state(self._parts["numpy"].read())
-        torch.set_rng_state(self._parts["torch"].read())
+        for name, put in _SETTERS.items():
+            put(self._parts[name].read())
         if torch.cuda.is_available() and self._parts["cuda"].stored:
             states = self._parts["cuda"].read()
             torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
@@ -316,9 +320,8 @@ def capture(generators: Sequence[Found] = ()) -> dict[str, Any]:
 
 def restore(state: dict[str, Any], generators: Sequence[Found] = ()) -> None:
     """Sets them to the states of `capture`; those of which it has none stay as they are."""
-    random.setstate(raise_python(state["python"]))
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
+    for name, put in _SETTERS.items():
+        put(state[name])
     set_states(state["generators"], generators)
 
 
@@ -358,6 +361,7 @@ class Watched:
         self._holder = holder
         self._bits: dict[str, bytes] = {}
         self._states: dict[str, Any] = {}
+        self._watch: Watch | None = None  # of the holder's; None: they do not tell
 
     def capture(self) -> dict[str, Any]:
         """Captures as the function `capture` does. What has not changed since the last call is the
@@ -367,10 +371,23 @@ class Watched:
             if bits is None or not same_bytes(bits, self._bits.get(name, _NO_BITS)):
                 now = _NO_BITS if bits is None else copied(bits)  # before the state is read
                 self._states[name], self._bits[name] = state(), now
-        states = states_of(self._holder.generators)
+        if self._watch is None or self._watch.look() != SAME:
+            self._capture_generators()
+        return dict(self._states)
+
+    def _capture_generators(self) -> None:
+        self._watch = None
+        found = self._holder.generators
+        states = states_of(found)
         if not states or bits_of(states) != bits_of(self._states.get("generators", {})):
             self._states["generators"] = states or _NONE
-        return dict(self._states)
+        questions = [still(self._holder, "generators", found)]
+        for one in found:
+            asked = one.asked(states[one.place])
+            if asked is None:
+                return
+            questions += asked
+        self._watch = asking(questions)
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -390,14 +407,27 @@ def check(state: dict[str, Any], generators: Sequence[Found] = ()) -> None:
         restore(state, generators)
 
 
-@contextmanager
-def isolated(stream: dict[str, Any]) -> Iterator[None]:
-    """Inside, the default generators are the stream's, which goes on where it was; outside, nothing
-    has happened."""
-    outside = capture()
-    restore(stream)
-    try:
-        yield
-    finally:
-        stream.update(capture())
-        restore(outside)
+class Stream:
+    """Default generators apart from the program's, which go on from where those are when it is
+    made. Inside of `with` they are the default ones; outside, nothing has happened."""
+
+    def __init__(self) -> None:
+        self.generators: list[Found] = []  # no others
+        self._watched = Watched(self)
+        self._own = self._outside = self._watched.capture()
+
+    def __enter__(self) -> None:
+        self._outside = self._watched.capture()
+        _exchange(self._outside, self._own)
+
+    def __exit__(self, *_: object) -> None:
+        self._own = self._watched.capture()
+        _exchange(self._own, self._outside)
+
+
+def _exchange(here: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Sets the default generators that are in another state; both were captured by one `Watched`.
+    (Python's and numpy's take 100 us to set, and few loaders draw from them.)"""
+    for name, put in _SETTERS.items():
+        if wanted[name] is not here[name]:
+            put(wanted[name])

@@ -68,7 +68,7 @@ class _Python:
         return lower_python(self._generator.getstate())
 
     def set_state(self, state: Any, /) -> None:
-        self._generator.setstate(raise_python(state))
+        put_python(state, self._generator)
 
     def seed(self, seed: int) -> None:
         self._generator.seed(seed)
@@ -104,8 +104,16 @@ class _Bits:
         self._bits.state = type(self._bits)(seed).state
 
 
+_KINDS = (
+    *(torch.Generator, random.Random),
+    *(np.random.Generator, np.random.BitGenerator, np.random.RandomState),
+)
+
+
 def as_generator(given: Any) -> Seedable | None:
     """The state of a generator of a kind that is known; None: it is not one."""
+    if not isinstance(given, _KINDS):  # thousands are asked in one search
+        return None
     if isinstance(given, torch.Generator):
         return _Torch(given)
     if isinstance(given, random.Random) and not isinstance(given, random.SystemRandom):
@@ -114,9 +122,7 @@ def as_generator(given: Any) -> Seedable | None:
         return _Bits(given.bit_generator)
     if isinstance(given, np.random.BitGenerator):
         return _Bits(given)
-    if isinstance(given, np.random.RandomState):
-        return _RandomState(given)
-    return None
+    return _RandomState(given) if isinstance(given, np.random.RandomState) else None
 
 
 Link = tuple[Any, Any]
@@ -192,6 +198,7 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
     search = _Search([*modules.values()])
     holders: list[Holder] = []
     kinds: set[type] = set()
+    classes: set[int] = set()
     for name, module in modules.items():
         for key, item in list(vars(module).items()):
             if key not in OF_MODULES and type(item) not in _LEAVES:
@@ -201,7 +208,7 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
                     holders.append((vars(module), key, item))
         if type(module) not in kinds:
             kinds.add(type(module))
-            for place, item in _of_class(name, module):
+            for place, item in _of_class(name, module, classes):
                 search.look(place, item)
     return search.found, holders
 
@@ -217,6 +224,7 @@ class _Search:
         """leave_out: objects that are not looked into, and do not count."""
         self.found: list[Found] = []
         self._most = _MOST_OBJECTS + len(leave_out)
+        self._classes: set[int] = set()
         # the objects too: an id is another's once one is gone
         self.seen: dict[int, Any] = {id(one): one for one in leave_out}
         for default in (torch.default_generator, getattr(random, "_inst", None)):
@@ -227,7 +235,7 @@ class _Search:
 
     def look(self, name: str, root: Any) -> None:
         level: list[tuple[str, Any, tuple[Link, ...]]] = [(name, root, ())]
-        for _ in range(_DEPTH + 1):
+        for depth in range(_DEPTH + 1):
             below: list[tuple[str, Any, tuple[Link, ...]]] = []
             for place, item, way in level:
                 if type(item) in _LEAVES or id(item) in self.seen:
@@ -235,8 +243,8 @@ class _Search:
                 if len(self.seen) > self._most:
                     return
                 self.seen[id(item)] = item
-                if not self._take(place, item, way):
-                    for at, part in parts_of(place, item):
+                if not self._take(place, item, way) and depth < _DEPTH:
+                    for at, part in parts_of(place, item, self._classes):
                         below.append((at, part, (*way, (item, part))))
             level = below
 
@@ -267,8 +275,9 @@ _FOREIGN = ("builtins", "torch", "numpy", "abc", "typing", "collections", "rando
 """Packages whose methods name no generator of a program's."""
 
 
-def parts_of(place: str, item: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, with the places."""
+def parts_of(place: str, item: Any, classes: set[int]) -> Iterator[tuple[str, Any]]:
+    """What an object holds, with the places. classes: by id, those whose methods were looked at:
+    what these hold is the same for each object. Others are added."""
     if isinstance(item, dict):
         for key in list(itertools.islice(item, _MOST_PARTS)):
             yield f"{place}[{key!r}]", item[key]
@@ -290,10 +299,10 @@ def parts_of(place: str, item: Any) -> Iterator[tuple[str, Any]]:
     if type(held) is dict:
         for name, part in list(held.items()):
             yield f"{place}.{name}", part
-    yield from _of_class(place, item)
+    yield from _of_class(place, item, classes)
 
 
-def _of_class(place: str, item: Any) -> Iterator[tuple[str, Any]]:
+def _of_class(place: str, item: Any, classes: set[int]) -> Iterator[tuple[str, Any]]:
     """What an object has by its class: slots, what its methods close over, and generators."""
     for kind in type(item).__mro__:
         if kind.__module__.partition(".")[0] in _FOREIGN:
@@ -303,6 +312,9 @@ def _of_class(place: str, item: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{place}.{name}", object.__getattribute__(item, name)
             except AttributeError:
                 continue
+        if id(kind) in classes:
+            continue
+        classes.add(id(kind))
         for name, given in list(vars(kind).items()):
             if isinstance(given, types.FunctionType):
                 yield from _of_function(place, given)
@@ -341,6 +353,6 @@ def lower_python(state: tuple[Any, ...]) -> dict[str, Any]:
     return {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss}
 
 
-def raise_python(state: dict[str, Any]) -> tuple[Any, ...]:
-    """The other way."""
-    return state["version"], tuple(state["words"].tolist()), state["gauss"]
+def put_python(state: dict[str, Any], generator: Any = random) -> None:
+    """The other way: that is its state. The module `random` stands for the default generator."""
+    generator.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))

@@ -340,14 +340,15 @@ class OptimizerBinding:
     def capture(self) -> None:
         """`collect`, and the plain values: everything is in the store, pending until the next
         commit."""
-        synced = self.synced
-        if synced is not None and synced.all.look() == SAME:
+        synced, others = self.synced, [0]
+        if synced is not None and not (others := synced.all.others()):
             return
         # nothing is known until all is written; what changes after a look is seen by the next
         self.synced = None
         groups = state = OTHERS
-        if synced is not None and synced.roots.look() == SAME:
-            groups, state = synced.groups.look(), synced.state.look()
+        if synced is not None and 0 not in others:  # its roots
+            groups = synced.groups.look() if 1 in others else SAME
+            state = synced.state.look() if 2 in others else SAME
         if synced is None or max(groups, state) == OTHERS:
             moved = self._moved()
             self.collect()
@@ -456,12 +457,10 @@ class OptimizerBinding:
             self._write_layout()
 
     def _write_settings(self) -> None:
-        self._groups.write(
-            [
-                {key: value for key, value in group.items() if key != "params"}
-                for group in self.optimizer.param_groups
-            ]
-        )
+        settings = [group.copy() for group in self.optimizer.param_groups]
+        for one in settings:
+            del one["params"]
+        self._groups.write(settings)
 
     def _write_layout(self) -> None:
         tensors = [[index, key] for index, placed in self._placed.items() for key in placed]

@@ -42,6 +42,7 @@ def _find_held(given: Iterable[Any], kind: type) -> list[Any]:
     closed = (nn.Module, Optimizer, *((LRScheduler,) if kind is Optimizer else ()))
     found: list[Any] = []
     seen: dict[int, Any] = {}
+    classes: set[int] = set()
     level = list(given)
     for _ in range(_DEPTH + 1):
         below: list[Any] = []
@@ -52,7 +53,7 @@ def _find_held(given: Iterable[Any], kind: type) -> list[Any]:
             if issubclass(type(one), kind):
                 found.append(one)
             if not issubclass(type(one), closed):
-                below.extend(part for _, part in parts_of("", one))
+                below.extend(part for _, part in parts_of("", one, classes))
         level = below
     return found
 
