@@ -571,6 +571,8 @@ _RUNS = [
            "what a fault captured is never written", FILE, native=UNCHANGED),
     Mutant("runs_line", "commit/runs.c", "image + done, PMS_PAGE) == 0)", "image + done, PMS_LINE) == 0)",
            "of a page that a fault captured the first line is compared alone", FILE, native=UNCHANGED),
+    Mutant("runs_astray", "commit/runs.c", "            !pms_map_is_astray(&pool->map, off / PMS_PAGE) &&\n", "",
+           "what memory had of a dead block counts as what home has", FILE, native=UNCHANGED),
     Mutant("runs_first_page", "commit/runs.c", "memcmp(pool->map.user + off, image + done, PMS_PAGE)", "memcmp(pool->map.user + off, image, PMS_PAGE)",
            "all pages of an entry are compared with the pre-image of its first", FILE, native=UNCHANGED),
     Mutant("runs_never", "commit/runs.c", "    if (faulted)\n        mark_unchanged(pool);", "    (void)mark_unchanged;",

@@ -56,6 +56,7 @@ static void compare(struct pms_pool *pool, uint64_t target, uint64_t len,
     for (uint64_t done = 0; done < len; done += PMS_PAGE) {
         uint64_t off = target + done;
         if (pms_bits_has(pool->tx.faulted, off / PMS_PAGE) &&
+            !pms_map_is_astray(&pool->map, off / PMS_PAGE) &&
             memcmp(pool->map.user + off, image + done, PMS_PAGE) == 0)
             pms_bits_set(pool->tx.unchanged, off, PMS_PAGE, true);
     }

@@ -6,6 +6,8 @@
  * anything of this transaction lay there. Its image is left out. Other pages are written whether
  * they changed or not:
  *
+ *   astray    its pre-image is what memory had, and home has something else (map.h): a view that
+ *             outlived its block shows it, and the place may be given to a new block
  *   declared  as the user said: a device may store there past the page tables
  *   hot       others may store to it meanwhile, and its image is a copy
  *   bare      its pre-image is at home, and would have to be read

@@ -7,8 +7,9 @@
 
 #define MIB (1u << 20)
 #define BIG (3u * MIB)
-#define FEW 6u /* pages of a record beside the user's: its head, the root's, and what marks cost \
-                */
+#define FEW                                                                              \
+    6u /* pages of a record beside the user's: its head, the root's, and what marks cost \
+        */
 
 static struct pms_error e;
 
@@ -199,6 +200,67 @@ static void hot_ranges(void)
     close_store();
 }
 
+/* ---- places that memory and home tell differently ---- */
+
+#define PLACE (1u << 20)
+
+static void fill(uint64_t off, uint64_t word)
+{
+    volatile uint64_t *at = (volatile void *)memory(off);
+    for (uint64_t k = 0; k < PLACE / sizeof word; k++)
+        at[k] = word;
+}
+
+static uint64_t make_place(const char *name, uint64_t word, bool pinned)
+{
+    uint64_t data = 0;
+    struct pms_object o;
+    CHECK(pms_object_put_array(pool, 0, name, 2, "m", 1, PLACE, PMS_FILL_PATTERN, &word, 8, 0,
+                               &data, &e) == PMS_OK);
+    if (pinned)
+        CHECK(pms_object_find(pool, 0, name, 2, &o, &e) == PMS_OK &&
+              pms_object_pin(pool, &o, &e) == PMS_OK);
+    return data;
+}
+
+/* A view outlives a roll back and is stored to; then its place goes to an array with the same
+ * content, in one transaction. */
+static void the_place_of_what_was_rolled_back(void)
+{
+    make_store(1, BIG);
+    uint64_t dead = make_place("a1", 1, true);
+    CHECK(pms_rollback(pool, &e) == PMS_OK);
+    fill(dead, 2);
+    pms_unpin(pool, dead);
+    CHECK(make_place("a1", 3, false) == dead);
+    fill(dead, 1);
+    CHECK(commit() > PLACE / PMS_PAGE);
+    reopen();
+    CHECK(as_committed("in the place of what was rolled back"));
+    close_store();
+}
+
+/* The same with an idle slot, which was stored to without capture. */
+static void the_place_of_a_slot(void)
+{
+    struct pms_object o;
+    make_store(1, BIG);
+    CHECK(pms_object_make_slots(pool, 0, "s", 1, "\x81\xa5slots", 8, "m", 1, PLACE, 0, &e) ==
+          PMS_OK);
+    CHECK(pms_commit(pool, &e) == PMS_OK);
+    CHECK(pms_slot_get(pool, 0, "s", 1, PMS_SLOT_NEXT, &o, &e) == PMS_OK);
+    fill(o.data, 2);
+    CHECK(pms_object_remove(pool, 0, "s", 1, &e) == PMS_OK && pms_commit(pool, &e) == PMS_OK);
+    fill(o.data, 2);
+    pms_unpin(pool, o.data);
+    uint64_t one = make_place("a1", 2, false), other = make_place("a2", 2, false);
+    CHECK(one == o.data || other == o.data);
+    CHECK(commit() > 2 * PLACE / PMS_PAGE);
+    reopen();
+    CHECK(as_committed("in the place of a slot"));
+    close_store();
+}
+
 /* ---- a commit that fails ---- */
 
 static _Atomic int fails;
@@ -284,6 +346,8 @@ int main(void)
     TEST(what_is_bare);
     TEST(what_was_born_beside);
     TEST(hot_ranges);
+    TEST(the_place_of_what_was_rolled_back);
+    TEST(the_place_of_a_slot);
     TEST(a_commit_that_failed);
     TEST(at_random);
     model_free(&committed);
