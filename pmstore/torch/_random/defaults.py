@@ -202,6 +202,7 @@ class RngParts:
     def __init__(self, store: Store, path: str) -> None:
         self._parts = {name: Structure(store, f"{path}/{name}") for name in (*_GENERATORS, "cuda")}
         self._written: dict[str, bytes] = {}
+        self.watch: Watch | None = None  # see `Part`
 
     def capture(self) -> None:
         """Writes what changed; pending until the next commit."""
@@ -221,6 +222,7 @@ class RngParts:
 
     def forget(self) -> None:
         """What is stored is not known."""
+        self.watch = None
         self._written.clear()
         for part in self._parts.values():
             part.forget()
@@ -238,8 +240,6 @@ class RngParts:
 class RngPart(RngParts):
     """The default generators' states, stored as they are with each commit."""
 
-    watch: Watch | None = None
-
     def capture(self) -> None:
         self.watch = None
         super().capture()
@@ -254,10 +254,6 @@ class RngPart(RngParts):
             same = (same_bytes, (bits, known), True) if held[name] else (look, (), known)
             questions += [*held[name], same]
         self.watch = asking(questions)
-
-    def forget(self) -> None:
-        self.watch = None
-        super().forget()
 
 
 class HeadDraws:

@@ -206,8 +206,9 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
                 search.look(f"{name}.{key}" if name else key, item)
                 if shared or search.found != before:
                     holders.append((vars(module), key, item))
-        if type(module) not in kinds:
-            kinds.add(type(module))
+        kind = type(module)
+        if kind not in kinds and kind.__module__.partition(".")[0] not in _FOREIGN:
+            kinds.add(kind)
             for place, item in _of_class(name, module, classes):
                 search.look(place, item)
     return search.found, holders
