@@ -557,8 +557,6 @@ _RELIEF = [
            "what was stored to after it was brought home is not written again", FILE, native=("test_bring",)),
     Mutant("bring_old", "flush/bring.c", "        !pms_heap_is_fresh(pool->heap, off) ||", "",
            "what is brought home lands on what was committed", FILE, native=("test_bring",)),
-    Mutant("bring_kept", "journal/plan.c", "    return j->sent[page].tx == j->last + 1 && j->sent[page].at == 0;", "    return j->sent[page].tx && j->sent[page].at == 0;",
-           "the checksum of an older transaction's piece is taken for this one's", FILE, native=("test_bring",)),
     Mutant("relief_born_stays", "commit/relief.c", "        send_born_home(pool, too_much(share));", "        (void)send_born_home;",
            "what one transaction bears stays in memory", FILE, native=("test_relief",)),
 ]  # fmt: skip

@@ -243,11 +243,15 @@ static void what_is_not_new_is_left_alone(void)
     open_it(PMS_MODE_TRUNCATE);
     make_all(6);
     CHECK(ok(pms_commit(pool, &e)));
+    uint64_t data;
+    uint32_t *small = array(pool, "small", 16 * PMS_PAGE / 4 - 1024, &data);
+    /* the last record has nothing to do with them */
+    CHECK(ok(pms_commit(pool, &e)) && ok(pms_journal_drain(pool->journal, &e)));
     CHECK(ok(pms_bring_home(pool, bring, COUNT, &e)));
     for (int i = 0; i < COUNT; i++)
         CHECK(!bring[i].brought && at[i][0] == 0 && at[i][sizes[i] / 4 - 1] == 0);
-    uint64_t data;
-    uint32_t *small = array(pool, "small", 16 * PMS_PAGE / 4 - 1024, &data);
+    CHECK(ok(pms_object_remove(pool, 0, "small", 5, &e)) && ok(pms_commit(pool, &e)));
+    small = array(pool, "small", 16 * PMS_PAGE / 4 - 1024, &data);
     struct pms_bring little = {
         .data = data, .src = content[1], .bytes = 15 * PMS_PAGE, .crc = crc[0]};
     CHECK(ok(pms_bring_home(pool, &little, 1, &e)) && !little.brought && small[0] == 0);
@@ -269,7 +273,6 @@ static void no_older_image_lands_on_it(void)
     make_all(7);
     CHECK(ok(pms_commit(pool, &e)) && ok(pms_journal_drain(pool->journal, &e)));
     for (unsigned round = 1; round < 4; round++) {
-        uint64_t brought = 0;
         for (int i = 0; i < COUNT; i++)
             memset(at[i], (int)round, sizes[i]);
         CHECK(ok(pms_commit(pool, &e))); /* images, in the journal */
@@ -278,9 +281,6 @@ static void no_older_image_lands_on_it(void)
         make_all(7 + round);
         CHECK(ok(pms_bring_home(pool, bring, COUNT, &e)));
         store_what_was_not_brought();
-        for (int i = 0; i < COUNT; i++)
-            brought += bring[i].brought != 0;
-        CHECK(brought < COUNT);
         CHECK(ok(pms_commit(pool, &e)) && ok(pms_journal_drain(pool->journal, &e)));
         CHECK(all_are_there());
         shut(pool, 0);
