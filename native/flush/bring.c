@@ -11,7 +11,6 @@
 #include "flush/turns.h"
 #include "journal/plan.h"
 #include "journal/state.h"
-#include "log/marks.h"
 
 static_assert(PMS_BRING_PIECE == PMS_JOURNAL_CHUNK, "what is written at once");
 

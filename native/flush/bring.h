@@ -22,8 +22,7 @@ struct pms_bring {
 
 /* Brings home what it can. What it cannot (not domain file; the file system has no O_DIRECT; a
  * block of an older transaction, a small one, one of which an image waits, memory that is locked)
- * is left as it is: the
- * caller stores it as ever. Nothing counts before a commit does.
+ * is left as it is: the caller stores it as ever. Nothing counts before a commit does.
  *
  * REQUIRES: nobody stores to the blocks meanwhile. ERRORS: PMS_E_OS, PMS_E_FULL: what is in the
  * blocks is anything. CRASH: as if there had been no transaction. */

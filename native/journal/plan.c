@@ -216,9 +216,11 @@ static uint64_t up_to_piece(const struct pms_journal *j, uint64_t page, uint64_t
 {
     uint64_t n = 1;
     most = most < CHUNK_PAGES ? most : CHUNK_PAGES;
-    while (n < most && !(j->early && begins_piece(j, page + n)))
+    if (!j->early)
+        return most;
+    while (n < most && !begins_piece(j, page + n))
         n++;
-    return j->early ? n : most;
+    return n;
 }
 
 static int put_home(struct pms_journal *j, const struct pms_run *run, uint64_t page, uint64_t n,
