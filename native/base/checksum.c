@@ -23,6 +23,7 @@
 static uint32_t table[8][256];      /* slicing by 8 */
 static uint32_t shift_long[4][256]; /* crc of a message -> crc of the message and LONG zeros */
 static uint32_t shift_short[4][256];
+static uint32_t shift_bytes[64]; /* x^(8 * 2^k) mod P: a message and 2^k bytes more */
 static bool instruction;
 
 /* ---- tables, made before main: callable from a signal handler ever after ---- */
@@ -39,6 +40,15 @@ static void make_shift(uint32_t shift[4][256], uint32_t n)
     for (uint32_t byte = 0; byte < 4; byte++)
         for (uint32_t v = 0; v < 256; v++)
             shift[byte][v] = zeros_after(v << (8 * byte), n);
+}
+
+/* a(x) b(x) mod P, reflected: the highest bit is 1 */
+static uint32_t multiply(uint32_t a, uint32_t b)
+{
+    uint32_t product = 0;
+    for (; a; a <<= 1, b = b >> 1 ^ (b & 1 ? POLY : 0))
+        product ^= a >> 31 ? b : 0;
+    return product;
 }
 
 static bool has_instruction(void)
@@ -66,6 +76,9 @@ __attribute__((constructor)) static void make_tables(void)
             table[k][v] = table[k - 1][v] >> 8 ^ table[0][table[k - 1][v] & 0xff];
     make_shift(shift_long, LONG);
     make_shift(shift_short, SHORT);
+    shift_bytes[0] = 1u << 23;
+    for (uint32_t k = 1; k < 64; k++)
+        shift_bytes[k] = multiply(shift_bytes[k - 1], shift_bytes[k - 1]);
     instruction = has_instruction();
 }
 
@@ -240,6 +253,14 @@ uint32_t pms_crc32c(uint32_t crc, const void *data, size_t n)
         return crc_by_instruction(crc, data, n);
 #endif
     return pms_crc32c_portable(crc, data, n);
+}
+
+uint32_t pms_crc32c_join(uint32_t first, uint32_t second, uint64_t n)
+{
+    for (uint32_t k = 0; n; n >>= 1, k++)
+        if (n & 1)
+            first = multiply(shift_bytes[k], first);
+    return first ^ second;
 }
 
 /* ---- hashes: 64 x 64 -> 128 bit multiplications, folded (the construction of wyhash and

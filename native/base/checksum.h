@@ -10,6 +10,10 @@
  * alignment asked. */
 uint32_t pms_crc32c(uint32_t crc, const void *data, size_t n);
 
+/* The CRC-32C of two messages, one after the other: of the first one's, and the second one's of n
+ * bytes. */
+uint32_t pms_crc32c_join(uint32_t first, uint32_t second, uint64_t n);
+
 /* The table-driven one, for tests and CPUs without the instruction. */
 uint32_t pms_crc32c_portable(uint32_t crc, const void *data, size_t n);
 

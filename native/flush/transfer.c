@@ -3,13 +3,19 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/checksum.h"
 #include "base/layout.h"
+#include "base/pages.h"
 #include "flush/filling.h"
 #include "flush/turns.h"
 #include "seam/persist.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 
 /* ---- from file to file ---- */
 
@@ -174,6 +180,12 @@ int pms_transfer_reserve(int fd, uint64_t bytes, struct pms_error *error)
     return !errno || PMS_CANNOT_RESERVE(errno)
                ? PMS_OK
                : pms_fail_errno(error, "allocating room for chunks in a tier");
+}
+
+void pms_transfer_read_ahead(const void *at, uint64_t bytes)
+{
+    uint64_t from = pms_page_down((uintptr_t)at), to = pms_page_up((uintptr_t)at + bytes);
+    (void)madvise((void *)(uintptr_t)from, to - from, MADV_POPULATE_READ);
 }
 
 int pms_transfer_sync(int fd, struct pms_error *error)

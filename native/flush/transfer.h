@@ -54,6 +54,11 @@ int pms_transfer_copy(int in_fd, const uint64_t *from, int out_fd, struct pms_fi
                       uint64_t out_end, uint64_t *bad, struct pms_transfer *transfer,
                       struct pms_error *error);
 
+/* Reads the pages of a mapping that are not in memory, before somebody looks at them: by faults
+ * one comes after the other. Advice: nothing where the system cannot (before Linux 5.14), or the
+ * disk. */
+void pms_transfer_read_ahead(const void *at, uint64_t bytes);
+
 /* Room for a file that is about to be written: in few extents, and an error now if there is
  * none. Nothing where the file system cannot.
  * ERRORS: PMS_E_OS, PMS_E_FULL. */

@@ -331,15 +331,30 @@ uint64_t pms_journal_age(const struct pms_journal *j, uint64_t page, uint64_t ho
     return mark && (mark & 1 || tx <= homed) ? j->last - tx : UINT64_MAX;
 }
 
-bool pms_journal_write_early(struct pms_journal *j, uint64_t page, uint64_t pages)
+/* Not where the version may lie that was let go, and is not so durably. */
+static bool may_send(struct pms_journal *j, uint64_t pages, uint64_t *homed)
 {
     if (j->direct < 0 || pages < PMS_JOURNAL_DIRECT_PAGES || check_durable(j, NULL))
         return false;
     pthread_mutex_lock(&j->mutex);
-    uint64_t homed = j->homed;
-    bool may = !j->letting_go; /* else they may lie where the version was that was let go */
+    *homed = j->homed;
+    bool may = !j->letting_go;
     pthread_mutex_unlock(&j->mutex);
-    return may && pms_plan_write_early(j, homed, page, pages);
+    return may;
+}
+
+bool pms_journal_write_early(struct pms_journal *j, uint64_t page, uint64_t pages)
+{
+    uint64_t homed;
+    return may_send(j, pages, &homed) && pms_plan_write_early(j, homed, page, pages);
+}
+
+bool pms_journal_begin_early(struct pms_journal *j, uint64_t page, uint64_t pages)
+{
+    uint64_t homed;
+    return may_send(j, pages, &homed) &&
+           pms_readers_keep(&j->readers, j->map, page, pages, NULL) == PMS_OK &&
+           pms_plan_begin_early(j, homed, page, pages);
 }
 
 /* ---- open and close ---- */
@@ -352,6 +367,7 @@ static void release(struct pms_journal *j)
 {
     pms_readers_close(&j->readers);
     pms_unreserve((void *)j->marks, j->marks_bytes);
+    pms_unreserve(j->sent, j->sent_bytes);
     pms_unreserve(j->record, j->record_bytes);
     pms_process_close(j->home_fd);
     pms_process_close(j->direct);
@@ -382,12 +398,14 @@ static int acquire(struct pms_journal *j, struct pms_error *error)
 {
     uint64_t pages = j->map->reserve / PMS_PAGE;
     j->marks_bytes = pages * sizeof j->marks[0];
+    j->sent_bytes = pages * sizeof j->sent[0];
     j->record_bytes = pms_record_head(pages);
     j->marks = pms_reserve(j->marks_bytes);
+    j->sent = pms_reserve(j->sent_bytes);
     j->record = pms_reserve(j->record_bytes);
     j->bounce = chunk_of_pages();
     j->chunk = chunk_of_pages();
-    if (!j->marks || !j->record || !j->bounce || !j->chunk)
+    if (!j->marks || !j->sent || !j->record || !j->bounce || !j->chunk)
         return pms_fail_errno(error, "memory for the journal");
     return PMS_OK;
 }

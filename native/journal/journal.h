@@ -139,6 +139,9 @@ uint64_t pms_journal_age(const struct pms_journal *journal, uint64_t page, uint6
  * stores to them meanwhile. CRASH: they are dead. */
 bool pms_journal_write_early(struct pms_journal *journal, uint64_t page, uint64_t pages);
 
+/* The same, of what lies elsewhere, piece by piece: see plan.h. */
+bool pms_journal_begin_early(struct pms_journal *journal, uint64_t page, uint64_t pages);
+
 struct pms_journal_stats {
     uint64_t commits, commit_syncs, home_syncs, journal_bytes, home_bytes, straight_bytes, waits;
 };

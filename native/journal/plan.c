@@ -11,7 +11,8 @@
 #include "seam/footer.h"
 #include "seam/spill.h"
 
-#define IOV_MOST (PMS_JOURNAL_CHUNK / PMS_PAGE)
+#define CHUNK_PAGES (PMS_JOURNAL_CHUNK / PMS_PAGE)
+#define IOV_MOST CHUNK_PAGES
 
 /* ---- planning ---- */
 
@@ -170,12 +171,67 @@ int pms_plan_write_record(struct pms_journal *j, const struct pms_change *change
     return pms_ring_write(&j->ring, j->map->persist, j->tail, sink.iov, 1 + sink.count, error);
 }
 
-/* It was written early, and given back to the file. */
-static bool is_there(const struct pms_journal *j, uint64_t page, uint64_t pages)
+/* ---- what is home already ---- */
+
+static void note_sent(struct pms_journal *j, uint64_t page, uint64_t pages, uint32_t crc)
+{
+    for (uint64_t i = 0; i < pages; i++)
+        j->sent[page + i] = (struct pms_sent){
+            .tx = j->last + 1, .crc = crc, .pages = (uint16_t)pages, .at = (uint16_t)i};
+}
+
+static void forget_sent(struct pms_journal *j, uint64_t page, uint64_t pages)
+{
+    for (uint64_t i = 0; j->early && i < pages; i++)
+        j->sent[page + i].tx = 0;
+}
+
+static bool begins_piece(const struct pms_journal *j, uint64_t page)
+{
+    return j->sent[page].tx == j->last + 1 && j->sent[page].at == 0;
+}
+
+static bool are_files(const struct pms_journal *j, uint64_t page, uint64_t pages)
 {
     uint64_t run;
-    return j->early && pms_map_foreign(j->map, page * PMS_PAGE, pages * PMS_PAGE, &run) &&
+    return pms_map_foreign(j->map, page * PMS_PAGE, pages * PMS_PAGE, &run) &&
            run == pages * PMS_PAGE;
+}
+
+/* The pages of the piece that begins here, if all of it is as it was sent, and was given back to
+ * the file; else 0. */
+static uint64_t sent_piece(const struct pms_journal *j, uint64_t page, uint64_t most)
+{
+    const struct pms_sent *s = &j->sent[page];
+    if (!j->early || !begins_piece(j, page) || s->pages > most || !are_files(j, page, s->pages))
+        return 0;
+    for (uint64_t i = 1; i < s->pages; i++)
+        if (s[i].tx != s->tx || s[i].at != i || s[i].crc != s->crc)
+            return 0;
+    return s->pages;
+}
+
+/* Pages from here on, up to the next piece: as many as are written at once. */
+static uint64_t up_to_piece(const struct pms_journal *j, uint64_t page, uint64_t most)
+{
+    uint64_t n = 1;
+    most = most < CHUNK_PAGES ? most : CHUNK_PAGES;
+    if (!j->early)
+        return most;
+    while (n < most && !begins_piece(j, page + n))
+        n++;
+    return n;
+}
+
+static int put_home(struct pms_journal *j, const struct pms_run *run, uint64_t page, uint64_t n,
+                    const unsigned char *from, struct pms_error *error)
+{
+    if (j->early && are_files(j, page, n)) /* parts of pieces */
+        return PMS_OK;
+    forget_sent(j, page, n);
+    errno = pms_persist_pwrite(j->map->persist, pms_journal_fd_of(j, run->pages, j->map->fd), from,
+                               n * PMS_PAGE, page * PMS_PAGE);
+    return errno ? pms_fail_errno(error, "writing fresh pages home") : PMS_OK;
 }
 
 static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run,
@@ -183,41 +239,57 @@ static int write_home(struct pms_journal *j, const struct pms_change *change, st
 {
     uint32_t crc = 0;
     int status = pms_readers_keep(&j->readers, j->map, run->page, run->pages, error);
-    if (status)
-        return status;
-    for (uint64_t done = 0; done < run->pages;) {
-        uint64_t n = PMS_JOURNAL_CHUNK / PMS_PAGE;
+    for (uint64_t done = 0, n; status == PMS_OK && done < run->pages; done += n) {
+        uint64_t page = run->page + done, left = run->pages - done;
         size_t bounced = 0;
-        if (n > run->pages - done)
-            n = run->pages - done;
-        const unsigned char *from = stable(j, change, run->page + done, n, &bounced);
-        crc = pms_crc32c(crc, from, n * PMS_PAGE);
-        int fd = pms_journal_fd_of(j, run->pages, j->map->fd);
-        int failed = is_there(j, run->page + done, n)
-                         ? 0
-                         : pms_persist_pwrite(j->map->persist, fd, from, n * PMS_PAGE,
-                                              (run->page + done) * PMS_PAGE);
-        if (failed) {
-            errno = failed;
-            return pms_fail_errno(error, "writing fresh pages home");
+        n = sent_piece(j, page, left);
+        if (n) {
+            crc = pms_crc32c_join(crc, j->sent[page].crc, n * PMS_PAGE);
+            continue;
         }
-        done += n;
+        n = up_to_piece(j, page, left);
+        const unsigned char *from = stable(j, change, page, n, &bounced);
+        crc = pms_crc32c(crc, from, n * PMS_PAGE);
+        status = put_home(j, run, page, n, from, error);
     }
     run->home_crc = crc;
-    return PMS_OK;
+    return status;
 }
 
-bool pms_plan_write_early(struct pms_journal *j, uint64_t homed, uint64_t page, uint64_t pages)
+bool pms_plan_begin_early(struct pms_journal *j, uint64_t homed, uint64_t page, uint64_t pages)
 {
     struct pms_plan plan = {.journal = j, .homed = homed};
-    struct pms_run run = {.page = page, .pages = (uint32_t)pages, .home = 1};
     PMS_ASSERT(j->direct >= 0 && pages >= PMS_JOURNAL_DIRECT_PAGES);
     for (uint64_t p = page; p < page + pages; p++)
         if (blocked(&plan, p))
             return false;
     pms_footer_raise(j->map, j->last); /* as for all that goes straight home */
     j->early = true;
-    return write_home(j, &(struct pms_change){0}, &run, NULL) == PMS_OK;
+    return true;
+}
+
+bool pms_plan_write_early(struct pms_journal *j, uint64_t homed, uint64_t page, uint64_t pages)
+{
+    struct pms_run run = {.page = page, .pages = (uint32_t)pages, .home = 1};
+    PMS_ASSERT(pages <= CHUNK_PAGES);
+    if (!pms_plan_begin_early(j, homed, page, pages) ||
+        write_home(j, &(struct pms_change){0}, &run, NULL) != PMS_OK)
+        return false;
+    note_sent(j, page, pages, run.home_crc);
+    return true;
+}
+
+int pms_plan_write_pieces(struct pms_journal *j, uint64_t page, const void *bytes, uint64_t pages,
+                          const uint32_t *crc)
+{
+    forget_sent(j, page, pages);
+    int err = pms_persist_pwrite(j->map->persist, j->direct, bytes, pages * PMS_PAGE,
+                                 page * PMS_PAGE);
+    for (uint64_t done = 0, n; !err && done < pages; done += n) {
+        n = pages - done < CHUNK_PAGES ? pages - done : CHUNK_PAGES;
+        note_sent(j, page + done, n, crc[done / CHUNK_PAGES]);
+    }
+    return err;
 }
 
 int pms_plan_write_homes(struct pms_journal *j, const struct pms_change *change,

@@ -10,6 +10,15 @@ struct pms_plan {
     uint64_t image_bytes, straight_bytes;
 };
 
+/* What is home before its commit: for each page of the map's reserve, which piece it lies in, and
+ * of the piece's first page its checksum. It holds for the transaction alone in which it was sent,
+ * and until something else is written there. */
+struct pms_sent {
+    uint64_t tx;
+    uint32_t crc;
+    uint16_t pages, at; /* of the piece; the page's place in it */
+};
+
 /* Sets the runs of the journal's record, and counts their bytes.
  *
  * REQUIRES: the runs in order, none over another; `journal` and `homed` are set. Writes nothing
@@ -37,5 +46,14 @@ bool pms_plan_write_early(struct pms_journal *journal, uint64_t homed, uint64_t 
  * ERRORS: PMS_E_OS. CRASH: a record whose checksum is wrong does not count. */
 int pms_plan_write_record(struct pms_journal *journal, const struct pms_change *change,
                           struct pms_error *error);
+
+/* The same, of what lies elsewhere. _begin: before anything is written; the rest as above. _pieces:
+ * whole pages that nobody stores to; crc: of each PMS_JOURNAL_CHUNK of them. By several threads, of
+ * any parts of what was begun. ERRORS: errno of the write: then what is home is anything, and
+ * dead. */
+bool pms_plan_begin_early(struct pms_journal *journal, uint64_t homed, uint64_t page,
+                          uint64_t pages);
+int pms_plan_write_pieces(struct pms_journal *journal, uint64_t page, const void *bytes,
+                          uint64_t pages, const uint32_t *crc);
 
 #endif

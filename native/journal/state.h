@@ -29,10 +29,11 @@ struct pms_journal {
      * transaction << 1 | 1 if it was written straight home since. Set after the sync that made
      * it durable. Untouched parts cost nothing. */
     _Atomic uint64_t *marks;
+    struct pms_sent *sent; /* likewise: see plan.h */
     struct pms_readers readers;
     /* header and runs being built: room for one run for each page of the reserve */
     struct pms_record *record;
-    size_t marks_bytes, record_bytes;
+    size_t marks_bytes, sent_bytes, record_bytes;
     unsigned char *bounce; /* PMS_JOURNAL_CHUNK: copies of pages, as they are written */
     unsigned char *chunk;  /* PMS_JOURNAL_CHUNK: the writer's */
 

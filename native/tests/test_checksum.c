@@ -43,6 +43,8 @@ static void test_crc_of_random_ranges_and_splits(void)
         CHECK(whole == pms_crc32c_portable(start, data + at, n));
         CHECK(whole ==
               pms_crc32c(pms_crc32c(start, data + at, split), data + at + split, n - split));
+        CHECK(whole == pms_crc32c_join(pms_crc32c(start, data + at, split),
+                                       pms_crc32c(0, data + at + split, n - split), n - split));
     }
     free(data);
 }

@@ -18,6 +18,7 @@ INTERFACE = (
     *(
         "objects/pms.h",
         "heap/super.h",
+        "flush/bring.h",
         "flush/chunks.h",
         "flush/filling.h",
         "base/fingerprint.h",

@@ -314,6 +314,11 @@ def sync(fd: int, path: str) -> None:
     call(path, native.pms_transfer_sync, fd)
 
 
+def read_ahead(address: int, nbytes: int) -> None:
+    """Reads a mapping's pages that are not in memory, before somebody looks at them one by one."""
+    native.pms_transfer_read_ahead(native_ffi.cast("void *", address), nbytes)
+
+
 class Fill:
     """Fills a new file that lies in memory, through a mapping (native/flush/filling.h). A file that
     lies elsewhere is not mapped."""

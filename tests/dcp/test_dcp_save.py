@@ -81,3 +81,28 @@ def test_keep(folder: Path) -> None:
     with pmstore.open(folder / "rank-00000.pm") as store:
         assert store.check().problems == ()
         assert len([name for name in store if name.startswith("part-")]) == 3
+
+
+def test_a_save_takes_no_memory(disk: Path) -> None:
+    """Tensors go to the disk from where they lie: whole pages and pieces or not; what has to be
+    gathered first, or is small, goes through the heap."""
+    whole = torch.arange(3 << 18, dtype=torch.float32)
+    content = {
+        "whole": whole,
+        "odd": whole[: (5 << 16) + 7],
+        "columns": whole.reshape(512, -1)[:, ::2],
+        "small": whole[:9],
+    }
+    writer = StoreWriter(disk, domain="file")
+    try:
+        for seed in range(4):  # parts of freed ones' room, too
+            whole += seed
+            save(disk, content, writer)
+            assert equal(load(disk, content), content)
+        owner = writer._store
+        assert owner is not None
+        through_the_heap = 3 * content["columns"].nbytes
+        assert owner.store.stats().own_bytes < through_the_heap + whole.nbytes // 2
+    finally:
+        writer.close()
+    assert equal(load(disk, content), content)

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
+from pmstore._engine.snapshot import read_ahead
 from pmstore.dcp._format import copies
 from pmstore.dcp._read.checkpoint_source import Source
 from pmstore.errors import PmstoreError
@@ -32,8 +33,9 @@ def read(source: Source, plan: LoadPlan, planner: LoadPlanner, *, trusted: bool)
         index, base, part, target = each
         steps = zip(part.shape, part.stride(), strict=True)
         last = sum((length - 1) * step for length, step in steps)
-        start = part.data_ptr() - base
-        source.verify(index, start, start + (last + 1) * part.element_size())
+        start, nbytes = part.data_ptr() - base, (last + 1) * part.element_size()
+        read_ahead(part.data_ptr(), nbytes)
+        source.verify(index, start, start + nbytes)
         copies.copy(part, target)
 
     tensors = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]

@@ -57,9 +57,10 @@ class Filling:
         """Begins to fill a part. found: finds what was staged."""
         self._part = part
         self._found = found
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copies: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # number in `_made`
         self._pending = 0
         self._made: list[tuple[Chunk, torch.Tensor]] = []
+        self._crcs: dict[int, tuple[int, ...]] = {}  # of what was copied; by number in `_made`
         self.chunks: list[Chunk] = []
 
     def fill(self, items: Sequence[WriteItem], planner: SavePlanner) -> None:
@@ -112,7 +113,7 @@ class Filling:
         else:
             number, start, data = self._part.take(nbytes)
             target = copies.from_bytes(data, source.dtype, source.shape)
-            self._copies.append((source, target))
+            self._copies.append((len(self._made), source, target))
             self._pending += nbytes
         chunk = Chunk(
             fqn=item.index.fqn,
@@ -128,13 +129,18 @@ class Filling:
 
     def _copy(self) -> None:
         waiting, self._copies, self._pending = self._copies, [], 0
-        pairs = [pair for both in waiting for pair in copies.slices(*both)]
+        self._crcs |= self._part.bring_home(
+            {number: (source, target) for number, source, target in waiting if source.numel()}
+        )
+        left = [both for number, *both in waiting if number not in self._crcs]
+        pairs = [pair for both in left for pair in copies.slices(*both)]
         copies.by_all_cores(lambda pair: copies.copy(*pair), pairs)
 
     def _with_crcs(self) -> list[Chunk]:
         spans = [
             (number, at)
             for number, (chunk, _) in enumerate(self._made)
+            if number not in self._crcs
             for at in range(0, chunk.nbytes, copies.SLICE_BYTES)
         ]
         assert copies.SLICE_BYTES % PIECE_BYTES == 0
@@ -144,10 +150,10 @@ class Filling:
             ),
             spans,
         )
-        crcs: list[list[int]] = [[] for _ in self._made]
+        crcs = dict(self._crcs)
         for (number, _), of_span in zip(spans, found, strict=True):
-            crcs[number] += of_span
+            crcs[number] = crcs.get(number, ()) + of_span
         return [
-            replace(chunk, crcs=tuple(each))
-            for (chunk, _), each in zip(self._made, crcs, strict=True)
+            replace(chunk, crcs=crcs.get(number, ()))
+            for number, (chunk, _) in enumerate(self._made)
         ]

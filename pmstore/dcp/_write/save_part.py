@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from pmstore._engine.bring import PIECE_BYTES, bring_home
 from pmstore._engine.constants import FILL_NONE
+from pmstore.dcp._format import copies, folder_layout
 from pmstore.objects import tensor as tensors
 
 _OWN_ARRAY_BYTES = 1 << 18
 """What is smaller shares an array of so many bytes with others."""
 _ALIGN = 64
+assert folder_layout.PIECE_BYTES == PIECE_BYTES
 
 
 class Part:
@@ -45,6 +49,24 @@ class Part:
         descriptor, itemsize = tensors.describe_new(nbytes, torch.uint8)
         self.arrays.append(self.group._create(str(number), descriptor, itemsize, FILL_NONE))
         return number
+
+    def bring_home(
+        self, copies_of: Mapping[int, tuple[torch.Tensor, torch.Tensor]]
+    ) -> dict[int, tuple[int, ...]]:
+        """Copies tensors into arrays of their own that were just taken, (source, target) by number,
+        straight to the disk. Returns the CRCs of those that were; the others, small ones among
+        them, are as they were.
+
+        Raises: StoreFullError, OSError.
+        """
+        large = {
+            number: both
+            for number, both in copies_of.items()
+            if copies.size_of(both[0]) >= _OWN_ARRAY_BYTES and copies.is_plain(both[0])
+        }
+        sources, targets = ([copies.as_bytes(both[i]) for both in large.values()] for i in (0, 1))
+        found = bring_home(self.group._core.pool, targets, sources)
+        return {number: crcs for number, crcs in zip(large, found, strict=True) if crcs is not None}
 
     def keep_only(self, numbers: set[int]) -> None:
         """Deletes all arrays of the part but these."""

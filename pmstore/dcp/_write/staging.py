@@ -8,6 +8,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, NoReturn, Protocol, SupportsIndex
 from weakref import finalize, ref
 
@@ -24,6 +25,9 @@ from pmstore.errors import PmstoreError
 _BEGIN_SECONDS = 60.0
 """How long a staged state dict is waited for until its save begins; torch begins at once."""
 _LOOK_SECONDS = 0.02
+_AFTER_SECONDS = 0.0005
+"""So long the thread that saves lets the one that called go on first: both want the interpreter's
+lock, and all cores copy when the save begins."""
 
 PROCESS = (
     "AsyncCheckpointerType.PROCESS does not work with a StoreWriter: a store has one writing "
@@ -89,6 +93,11 @@ class Memory:
         return 0, 0, made
 
 
+@cache
+def _without_memory(dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty((), dtype=dtype, device="cpu")
+
+
 class Staging:
     """One staged state dict, from `stage` to the end of the thread that saves it."""
 
@@ -139,6 +148,7 @@ class Staging:
         with self._first:
             if self._thread is None:
                 self._thread = threading.current_thread()
+                time.sleep(_AFTER_SECONDS)
             try:
                 for each in self._pins:
                     for made in each.targets:
@@ -216,7 +226,7 @@ class Staging:
         if made is None or not source.numel():
             # Of the tensor's shape already, and without memory: see `_place`. To make an array in
             # the heap for each takes most of the time that the program would wait.
-            made = torch.empty((), dtype=source.dtype, device="cpu").expand(source.shape)
+            made = _without_memory(source.dtype).expand(source.shape)
             self._memo[key] = made
             self._copies.append((source, made))
         return made

@@ -26,6 +26,7 @@ _MAGIC = b"PMSKEPT1"
 _HEAD = struct.Struct("<8sIQ")
 _BYTES_MOST = 1 << 20
 _NAME = re.compile(r"(\d{12,20})\.([A-Za-z0-9_-]{1,64})\.(\d{1,20})-(\d{1,20})\.kept", re.ASCII)
+_SUFFIX = ".kept"
 _TEMPORARY = re.compile(r"\.(.*\.kept)\.[0-9a-f]{8}\.new")
 
 
@@ -170,8 +171,8 @@ class KeptEpochs:
 
     def epochs(self, names: Iterable[str]) -> set[int]:
         """Returns the epochs that are kept."""
-        parsed = filter(None, map(KeptName.parse, names))
-        return {one.epoch for one in parsed if one[1:] == self._own[2:]}
+        parsed = (KeptName.parse(name) for name in names if name.endswith(_SUFFIX))
+        return {one.epoch for one in parsed if one is not None and one[1:] == self._own[2:]}
 
     def reasons(self) -> list[tuple[int, Reason]]:
         """Returns all reasons, with their epochs."""

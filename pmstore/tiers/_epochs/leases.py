@@ -35,6 +35,7 @@ _END_SECONDS = 5.0
 _NAME = re.compile(
     r"(\d{12,20})\.([A-Za-z0-9_-]{1,64})\.(\d{1,20})\.([0-9a-f]{16})\.lease", re.ASCII
 )
+_SUFFIX = ".lease"
 
 
 class LeaseName(NamedTuple):
@@ -100,7 +101,7 @@ class Leases:
         has just been written, whose time is now."""
         found = [
             lease
-            for lease in map(LeaseName.parse, names)
+            for lease in (LeaseName.parse(name) for name in names if name.endswith(_SUFFIX))
             if lease is not None
             and (lease.run, lease.world_size) == (self._own.run, self._own.world_size)
         ]

@@ -70,7 +70,7 @@ class ManifestName(NamedTuple):
         )
 
     @classmethod
-    @lru_cache(_NAMES_MOST)  # a flush parses all names of a tier, three times
+    @lru_cache(_NAMES_MOST)  # a flush parses all names of a tier, again and again
     def parse(cls, name: str) -> ManifestName | None:
         match = _NAME.fullmatch(name)
         if match is None:

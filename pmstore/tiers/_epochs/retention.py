@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from pmstore.errors import TierError
@@ -57,14 +57,15 @@ class Retention:
                 )
             return
 
-    def forget(self, lock: Lock, fresh: str) -> None:
+    def forget(self, lock: Lock, fresh: str, listed: Mapping[str, int] | None = None) -> None:
         """Lets epochs beyond `keep` go, the oldest first, each manifest before its files, and those
         that were published again. What is kept, or held by a reader, stays. An epoch of several
         ranks counts when all of their manifests are there. fresh: a file that has just been
-        written, when the newest epoch counts.
+        written, when the newest epoch counts. listed: what there is here, if that is known.
         """
         places = self._place if self._keep is None else self._everywhere()
-        names = places.listed()
+        elsewhere = places is not self._place
+        names = places.listed() if elsewhere or listed is None else listed
         held, over = self._leases.look(names, fresh)
         gone = [one for one in self._superfluous(names) if one.epoch not in held]
         if gone or over:
@@ -74,7 +75,6 @@ class Retention:
         for lease in over:
             with suppress(PermissionError):  # another user's, where each may delete only his own
                 self._place.delete(lease)
-        elsewhere = places is not self._place
         left = self._place.listed() if elsewhere else set(names).difference(map(str, gone))
         self._drop_files(lock, left, temporary=False)
 
@@ -118,7 +118,7 @@ class Retention:
     def _named(self, names: Collection[str]) -> set[str] | None:
         """Returns the files that manifests of this run and rank name; None if one of them cannot be
         read, and nothing is known."""
-        own = self._manifests(names)
+        own = dict.fromkeys(self._manifests(names))
         self._files = {name: files for name, files in self._files.items() if name in own}
         for name in own:
             if name in self._files:

@@ -30,6 +30,8 @@ class Publisher:
         self._lock: Lock | None = None
         # the last one given: a name stands for one manifest, even if somebody empties the tier
         self._generation = 0
+        self._names: Mapping[str, int] | None = None
+        """What was there when the last epoch was read back, for `forget`."""
         self._retention = Retention(
             place,
             self.own,
@@ -86,6 +88,7 @@ class Publisher:
         """Removes marks that this one's replaces, after `publish`; their epochs go with those that
         are forgotten."""
         if self._lock is not None:
+            self._names = None
             self.kept.push_out(self._lock, keeping)
 
     def publish(self, name: ManifestName, manifest: Manifest) -> int:
@@ -107,7 +110,8 @@ class Publisher:
 
         Raises: TierError, OSError.
         """
-        names, epoch = self.place.listed(), name.epoch
+        self._names = names = self.place.listed()
+        epoch = name.epoch
         if any(names.get(file, -1) < size for file, size in manifest.files):
             raise TierError(
                 f"{self.place.url}: files of epoch {epoch} disappeared after they were written"
@@ -125,8 +129,9 @@ class Publisher:
 
     def forget(self, fresh: str) -> None:
         """Lets old epochs go. fresh: a file that has just been written."""
+        names, self._names = self._names, None
         if self._lock is not None:
-            self._retention.forget(self._lock, fresh)
+            self._retention.forget(self._lock, fresh, names)
 
     def release(self) -> None:
         """Gives the lock up: other writers may come."""
