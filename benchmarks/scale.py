@@ -47,9 +47,8 @@ REASONS = {
     "pages: 1 us for each MiB of the store, which has nearly 8 GB with ten million objects",
     (AGAIN, "bytes in a store"): "a flush asks of each chunk whether it was written, and its list "
     "of chunks, written and synced, has all of them: {1e6} ms for each GB",
-    (AGAIN, "epochs in a tier"): "a flush lists the tier twice, before it writes, as generations "
-    "count all epochs there, and when the epoch is read back, and looks at each name: {1} us for "
-    "an epoch that is there",
+    (AGAIN, "epochs in a tier"): "a flush lists the tier three times (before it writes, when the "
+    "epoch is read back, before others go) and looks at each name: {1} us for an epoch there",
 }
 """By what is done, and the beginning of the axis. {n}: what so many more take longer, in n us."""
 

@@ -100,13 +100,7 @@ static_assert(sizeof(struct pms_held) == PMS_LINE, "held");
 
 /* ---- session record: outside transactions, double-buffered by generation ---- */
 #define PMS_HISTORY_BYTES 384u
-enum pms_session_state {
-    PMS_SESSION_CLEAN = 1,
-    PMS_SESSION_DIRTY = 2,
-    /* dirty, and the log may have entries that are unsummed: versions that would not take them for
-     * entries refuse the record */
-    PMS_SESSION_DIRTY_UNSUMMED = 3,
-};
+enum pms_session_state { PMS_SESSION_CLEAN = 1, PMS_SESSION_DIRTY = 2 };
 
 struct pms_session {
     uint64_t generation; /* copy = generation & 1 */
@@ -146,8 +140,8 @@ struct pms_entry {
     uint64_t target;   /* where the pre-image belongs */
     uint32_t seq;      /* 0, 1, 2, ... in one transaction */
     uint32_t len;      /* of the pre-image */
-    uint32_t unsummed; /* 1: the checksum leaves out the pre-image, which is a longer one */
-    uint32_t crc;      /* CRC-32C of the 28 bytes before, and of the pre-image unless unsummed */
+    uint32_t reserved; /* zero */
+    uint32_t crc;      /* CRC-32C of the 28 bytes before and of the pre-image */
 };
 static_assert(sizeof(struct pms_entry) == 32, "entry");
 

@@ -380,9 +380,9 @@ int pms_session_read(int fd, struct pms_session *session, struct pms_error *erro
         if (n < 0)
             return pms_fail_errno(error, "reading the session record");
         bool sane = n == (ssize_t)sizeof s && s.crc == session_crc(&s) &&
-                    (s.generation & 1) == copy && s.state >= PMS_SESSION_CLEAN &&
-                    s.state <= PMS_SESSION_DIRTY_UNSUMMED && s.domain >= PMS_DOMAIN_DAX &&
-                    s.domain <= PMS_DOMAIN_EMULATED;
+                    (s.generation & 1) == copy &&
+                    (s.state == PMS_SESSION_CLEAN || s.state == PMS_SESSION_DIRTY) &&
+                    s.domain >= PMS_DOMAIN_DAX && s.domain <= PMS_DOMAIN_EMULATED;
         if (sane && (!found || s.generation > session->generation)) {
             *session = s;
             found = true;

@@ -107,33 +107,6 @@ static struct piece take_place(struct pms_undo *u, uint64_t off, uint64_t len)
     return p;
 }
 
-/* Where a store needs no write-back to survive, what a kill leaves is all of a thread's stores up
- * to one moment, in their order. There a header says by itself that its pre-image is whole: it is
- * stored last, and its own checksum tells a torn one. Whoever reads the file meanwhile, from its
- * beginning to its end, sees the same order where the CPU keeps that of stores and of loads. What
- * he reads of a pre-image is not overwritten before the footer names a later transaction: of one
- * that has the same log only a line is, the root's entry. */
-static bool arrives_in_order(const struct pms_persist *p)
-{
-#if defined(__x86_64__)
-    return p->flush == PMS_FLUSH_NONE;
-#else
-    (void)p;
-    return false;
-#endif
-}
-
-/* First the place is nobody's: what an older transaction had there may still count (held.h), and
- * its checksum does not tell that its pre-image is being overwritten. */
-static void write_image_in_order(struct pms_persist *p, unsigned char *dst, const void *src,
-                                 uint64_t len)
-{
-    pms_persist_store8(p, (uint64_t *)(void *)dst, 0); /* the tag */
-    pms_store_fence();
-    pms_persist_copy(p, dst + PMS_LINE, src, len);
-    pms_store_fence(); /* the pre-image, before the header */
-}
-
 /* Runs on any thread and in the fault handler. What is checksummed is the copy: the source is
  * read once, since what no page protection stops (a device, a read into pinned pages that is
  * still under way) may store to it meanwhile. steady: this thread's, for a block at a time. */
@@ -141,16 +114,12 @@ static void write_entry(const struct pms_undo *u, struct pms_persist *p, const s
                         const unsigned char *src, void *steady)
 {
     unsigned char *dst = u->log.base + e->pos;
-    bool unsummed = e->len > ENTRY_INLINE && arrives_in_order(p);
     struct {
         struct pms_entry head;
         unsigned char image[ENTRY_INLINE];
-    } line = {{e->tag, e->target, e->seq, e->len, unsummed, 0}, {0}};
+    } line = {{e->tag, e->target, e->seq, e->len, 0, 0}, {0}};
     uint32_t crc = pms_crc32c(u->persist->log_seed, &line.head, 28);
-    if (unsummed) {
-        line.head.crc = crc;
-        write_image_in_order(p, dst, src, e->len);
-    } else if (e->len <= ENTRY_INLINE) {
+    if (e->len <= ENTRY_INLINE) {
         pms_quiet_copy(line.image, src, e->len);
         line.head.crc = pms_crc32c(crc, line.image, e->len);
     } else {
@@ -330,13 +299,11 @@ static bool entry_valid(const struct pms_undo *u, const struct pms_log_extent *x
     const unsigned char *p = u->log.base + x->off + at;
     memcpy(out, p, sizeof *out);
     if (out->tag != tag || out->seq != seq || out->len == 0 || out->len > ENTRY_MAX ||
-        out->unsummed > (out->len > ENTRY_INLINE))
+        out->reserved != 0)
         return false;
     if (at + pms_undo_entry_bytes(out->len) > x->bytes)
         return false;
     uint32_t crc = pms_crc32c(u->persist->log_seed, out, 28);
-    if (out->unsummed)
-        return crc == out->crc;
     return pms_crc32c(crc, p + image_offset(out->len), out->len) == out->crc;
 }
 

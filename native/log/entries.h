@@ -2,8 +2,7 @@
  *
  * I1 an entry is valid iff its tag is anchor.tx + 1, its seq is next and its checksum holds; the
  * log is the longest valid prefix, where an extent's end may come early (the next entry is then
- * the first of the next extent). In domain process a longer pre-image is stored before the header,
- * and is not in the checksum (write_image_in_order).
+ * the first of the next extent).
  * I2 no target is stored to, or made writable, before its entry and every lower seq are durable. */
 #ifndef PMS_LOG_ENTRIES_H
 #define PMS_LOG_ENTRIES_H
@@ -11,9 +10,9 @@
 #include "log/undo.h"
 
 /* Appends pre-images of [off, off+len), split where an extent ends; large ones by all cores. Not
- * fenced. Copied, then checksummed, if at all: checksum and pre-image agree whatever the copy
- * holds. A torn entry would hide every later one (I1, I2). REQUIRES: the log lock.
- * Async-signal-safe. */
+ * fenced. Copied, then checksummed: checksum and pre-image agree whatever the copy holds. A torn
+ * entry would hide every later one (I1, I2).
+ * REQUIRES: the log lock. Async-signal-safe. */
 void pms_undo_append(struct pms_undo *u, uint64_t off, uint64_t len);
 
 /* As above, with the pre-images that the file has at home: the pages have been written since.

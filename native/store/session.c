@@ -119,11 +119,9 @@ int pms_session_plan(struct pms_pool *pool, struct pms_error *error)
     struct identity id = identity_of(pool->opened.fd);
     pool->opened.info.clean = s->state == PMS_SESSION_CLEAN;
     s->opens++;
-    if (s->state != PMS_SESSION_CLEAN)
+    if (s->state == PMS_SESSION_DIRTY)
         s->unclean++;
-    /* the log of a held version may be of an earlier session, in another domain */
-    bool unsummed = pool->opened.domain == PMS_DOMAIN_PROCESS || pool->hold.tag;
-    s->state = unsummed ? PMS_SESSION_DIRTY_UNSUMMED : PMS_SESSION_DIRTY;
+    s->state = PMS_SESSION_DIRTY;
     s->domain = pool->opened.domain;
     s->pid = getpid();
     s->opened_ns = realtime_ns();

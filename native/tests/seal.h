@@ -53,7 +53,7 @@ static inline void seal_entry(unsigned char *image, uint64_t bytes, uint64_t off
     memcpy(&e, image + off, sizeof e);
     uint64_t pre = off + (e.len <= 32 ? sizeof e : PMS_LINE);
     uint32_t crc = pms_crc32c(log_seed(image), &e, 28);
-    if (!e.unsummed && pre <= bytes && e.len <= bytes - pre)
+    if (pre <= bytes && e.len <= bytes - pre)
         crc = pms_crc32c(crc, image + pre, e.len);
     memcpy(image + off + offsetof(struct pms_entry, crc), &crc, sizeof crc);
 }

@@ -256,8 +256,7 @@ static void copies_beside_a_writer_that_holds(void)
 
 static void open_store(int mode)
 {
-    struct pms_options o = {
-        .size = 3u << 20, .mode = mode, .domain = domain, .hot = 1, .hold = holds};
+    struct pms_options o = {.size = 3u << 20, .mode = mode, .domain = domain, .hot = 1};
     struct pms_error e;
     if (pms_pool_open(path, &o, &pool, &e) != PMS_OK)
         abort();
@@ -343,46 +342,6 @@ static void the_store_is_opened_and_written(void)
     close_store(0);
 }
 
-/* A roll back in a store that holds uses its log again at once. The copy has an entry's header, of
- * the transaction that is rolled back, and what the next one puts in the place of its pre-image. */
-static bool ends_soon;
-
-static int copy_the_rest(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
-{
-    uintptr_t image = (uintptr_t)pool->map.engine + copied + 256;
-    bool stores = primitive == PMS_PRIM_STORE || primitive == PMS_PRIM_COPY;
-    bool over_it = stores && addr < image && addr + bytes > image;
-    if (ends_soon)
-        copy_pages(~0ull);
-    ends_soon = over_it && !ended;
-    return 0;
-}
-
-static void the_writer_rolls_back_and_goes_on(void)
-{
-    struct pms_error e;
-    if (domain == PMS_DOMAIN_FILE) /* there the log is not in the file */
-        return;
-    holds = true;
-    make_store();
-    holds = false;
-    store(2);
-    CHECK(pms_commit(pool, &e) == PMS_OK);
-    /* by captures of 32 KiB; the log's first page has the header of the first one */
-    pool->map.user[large] = 3;
-    begin_copy();
-    pms_persist_hook = NULL;
-    copy_pages((PMS_OFF_FASTLOG(pool->undo.tag & 1)) / PMS_PAGE + 1);
-    CHECK(pms_rollback(pool, &e) == PMS_OK);
-    pms_persist_hook = copy_the_rest;
-    pool->map.user[large + LARGE / 2] = 4;
-    pms_persist_hook = NULL;
-    CHECK(ended);
-    end_copy();
-    CHECK(look_at_copy(PMS_MODE_READ_WRITE) == 0);
-    close_store(0);
-}
-
 /* A fast writer comes that far within a minute. */
 static void the_writer_is_many_transactions_ahead(void)
 {
@@ -425,7 +384,6 @@ int main(void)
         TEST(the_writer_commits_once_and_closes);
         TEST(the_writer_commits_once_closes_and_opens_again);
         TEST(the_store_is_opened_and_written);
-        TEST(the_writer_rolls_back_and_goes_on);
         TEST(the_writer_is_many_transactions_ahead);
         TEST(a_closed_store_is_copied);
     }

@@ -148,7 +148,6 @@ static void kill_everywhere(void)
 
 static void one_copy_damaged(void)
 {
-    uint32_t dirty = domain == PMS_DOMAIN_PROCESS ? PMS_SESSION_DIRTY_UNSUMMED : PMS_SESSION_DIRTY;
     for (uint64_t copy = 0; copy < 2; copy++) {
         struct pms_pool *pool = open_store(PMS_MODE_TRUNCATE);
         for (uint32_t i = 1; i <= 4; i++)
@@ -168,7 +167,7 @@ static void one_copy_damaged(void)
         if (copy != newest)
             CHECK(n == 4);
         else
-            CHECK(n == (synced ? 3 : 0) && s.state == dirty);
+            CHECK(n == (synced ? 3 : 0) && s.state == PMS_SESSION_DIRTY);
         close(fd);
         close_store(pool); /* writes the clean mark over one of the copies */
         pool = open_store(PMS_MODE_READ_WRITE);

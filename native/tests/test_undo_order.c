@@ -76,62 +76,6 @@ static void the_log_has_it_when_the_store_comes(void)
     bench_close(&b);
 }
 
-/* What a kill finds at each primitive, where nothing is written back, over the log of an older
- * transaction of the same places: every entry that counts, of either, has its pre-image whole. */
-static struct {
-    const struct bench *b;
-    uint64_t tag;
-    uint32_t looked, wrong;
-} killed;
-
-static int is_whole(void *ctx, const struct pms_entry *e, const void *image)
-{
-    const unsigned char *p = image;
-    unsigned char value = (unsigned char)(*(const uint64_t *)ctx + e->target / PMS_PAGE);
-    for (uint32_t i = 0; i < e->len; i++)
-        killed.wrong += p[i] != value;
-    return 0;
-}
-
-static int look_at_both(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
-{
-    (void)primitive, (void)addr, (void)bytes;
-    for (uint64_t tag = killed.tag - 2; tag <= killed.tag; tag += 2)
-        pms_undo_scan(&killed.b->undo, tag, is_whole, &tag);
-    killed.looked++;
-    return 0;
-}
-
-/* pages by pages: entries of other lengths lie elsewhere than the older ones */
-static void fill_and_append(struct bench *b, uint64_t pages)
-{
-    uint64_t first = data_of(b) / PMS_PAGE;
-    for (uint64_t p = first; p < first + 16; p++)
-        memset(at(b, p * PMS_PAGE), (int)(killed.tag + p), PMS_PAGE);
-    for (uint64_t p = first; p + pages <= first + 16; p += pages)
-        for (uint64_t i = 0; i < pages; i++) /* one value in an entry */
-            pms_undo_append(&b->undo, (p + i) * PMS_PAGE + i, PMS_PAGE - 1024 * pages);
-    pms_undo_append(&b->undo, first * PMS_PAGE, 20);
-    pms_undo_fence_locked(&b->undo);
-}
-
-static void a_header_comes_after_its_pre_image(void)
-{
-    struct bench b;
-    bench_open(&b, MIB, 0);
-    b.persist.flush = PMS_FLUSH_NONE;
-    killed.b = &b;
-    for (uint64_t i = 0; i < 6; i++) {
-        killed.tag = 101 + 2 * i; /* the same fast log each time */
-        pms_undo_begin(&b.undo, killed.tag);
-        pms_persist_hook = look_at_both;
-        fill_and_append(&b, 1 + i % 3);
-        pms_persist_hook = NULL;
-    }
-    CHECK(killed.looked > 6 * 3 * 15 && killed.wrong == 0);
-    bench_close(&b);
-}
-
 static const struct pms_undo *lock_of;
 static uint32_t unfenced_steps, free_steps;
 
@@ -246,7 +190,6 @@ int main(void)
     TEST(broken_order_is_fatal);
     TEST(a_store_comes_after_its_entry);
     TEST(the_log_has_it_when_the_store_comes);
-    TEST(a_header_comes_after_its_pre_image);
     TEST(several_stores_share_a_fence);
     TEST(a_granule_is_captured_once);
     return test_summary();

@@ -222,8 +222,9 @@ struct plain_path {
  * plain. Raises nothing. */
 bool binding_plain_path(PyObject *prefix, PyObject *name, struct plain_path *path);
 
-/* The value, if it is small: a new reference, with read-only lists and dicts. NULL: it is not
- * plain, or with an exception set. */
+/* The value: a new reference, with read-only lists and dicts. NULL: it is not plain, or with an
+ * exception set. encoded: a copy, at most PLAIN_BYTES: to make lists may run finalizers. */
+#define PLAIN_BYTES 512
 PyObject *binding_plain_value(const void *encoded, size_t bytes);
 PyObject *binding_read_only(PyObject *module, PyObject *args);
 

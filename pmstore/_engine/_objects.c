@@ -168,6 +168,7 @@ static PyObject *answer(Handle *h, const struct asked *a, enum as as)
 {
     struct pms_object object;
     struct pms_error error = {0};
+    unsigned char own[PLAIN_BYTES];
     Memory *memory = NULL;
     int pinned = a->kind == SLOT, status = ask(h, a, pinned, &object, &error);
     if (status == PMS_OK && has_block(&object) && !pinned) {
@@ -187,7 +188,10 @@ static PyObject *answer(Handle *h, const struct asked *a, enum as as)
         return Py_NewRef(as == LOOKED_UP ? missing : Py_None);
     if (status != PMS_OK)
         return binding_raise(h, status, &error);
-    if (as == LOOKED_UP && object.kind == PMS_OBJECT_VALUE) {
+    if (as == LOOKED_UP && object.kind == PMS_OBJECT_VALUE && object.meta_bytes <= sizeof own) {
+        /* a copy: what is decoded are objects, whose making may run a finalizer, which may close
+         * the store */
+        object.meta = memcpy(own, object.meta, object.meta_bytes);
         PyObject *value = binding_plain_value(object.meta, object.meta_bytes);
         if (value || PyErr_Occurred())
             return value;

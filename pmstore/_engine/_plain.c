@@ -2,8 +2,6 @@
  * not plain is said so, and left to names.py and values.py. */
 #include "_binding.h"
 
-#define MANY_BYTES 512 /* of a value that is decoded here: a copy, on the stack */
-
 bool binding_plain_path(PyObject *prefix, PyObject *name, struct plain_path *path)
 {
     Py_ssize_t bytes = 0, before = PyBytes_CheckExact(prefix) ? PyBytes_GET_SIZE(prefix) : -1;
@@ -145,11 +143,9 @@ static PyObject *take_item(struct in *in, int depth)
 
 PyObject *binding_plain_value(const void *encoded, size_t bytes)
 {
-    unsigned char own[MANY_BYTES]; /* whoever changes it meanwhile */
-    if (bytes > sizeof own || !List)
+    if (!List)
         return NULL;
-    memcpy(own, encoded, bytes);
-    struct in in = {own, bytes};
+    struct in in = {encoded, bytes};
     PyObject *value = take_item(&in, 0);
     if (in.left)
         Py_CLEAR(value);

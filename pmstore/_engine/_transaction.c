@@ -165,9 +165,9 @@ static void give_back(Transaction *t, const struct pms_entered *entry)
     Py_END_ALLOW_THREADS PyErr_Restore(type, value, trace);
 }
 
-/* Takes the block, in slices between which signal handlers run. r: the ranges to capture, once it
- * is taken; NULL: a hook comes first, so nothing is committed or captured here. 0: it is done; -1
- * with an exception set. */
+/* Takes the block, in slices between which signal handlers run, and captures the ranges. 0: it is
+ * done; 1: it is taken, and a hook comes before anything is committed or captured; -1 with an
+ * exception set. */
 static int take(Transaction *t, PyObject *task, enum patience patience, const struct ranges *r,
                 struct pms_entered *entry)
 {
@@ -178,9 +178,11 @@ static int take(Transaction *t, PyObject *task, enum patience patience, const st
         struct pms_error error = {0};
         int64_t slice = timeout < 0 || left > SLICE_NS ? SLICE_NS : left > least ? left : least;
         int status, captured = PMS_OK;
+        bool hooked = h->hook !=
+                      NULL; /* another thread may have brought one while this one waited */
         Py_BEGIN_ALLOW_THREADS status = binding_engine.enter(h->pool, (uint64_t)(uintptr_t)task,
-                                                             r != NULL, slice, entry, &error);
-        if (status == PMS_OK && r && r->count)
+                                                             !hooked, slice, entry, &error);
+        if (status == PMS_OK && !hooked && r->count)
             captured = binding_engine.will_write(h->pool, r->at, r->count, &error);
         Py_END_ALLOW_THREADS if (captured != PMS_OK)
         {
@@ -189,7 +191,7 @@ static int take(Transaction *t, PyObject *task, enum patience patience, const st
             return -1;
         }
         if (status == PMS_OK)
-            return 0;
+            return hooked;
         bool interrupted = error.sys_errno == EINTR &&
                            (status == PMS_E_STATE || status == PMS_E_BUSY);
         if (timeout > 0) {
@@ -242,13 +244,10 @@ static int enter(Transaction *t, enum patience patience)
         status = binding_ranges_add_all(&r, t->handle, t->writes);
     if (status == 0)
         status = binding_take_in(t->handle);
-    bool hooked = t->handle->hook != NULL;
     if (status == 0)
-        status = take(t, task, patience, hooked ? NULL : &r, &entry);
-    if (status == 0 && hooked && begin(t, &entry, &r) < 0) {
+        status = take(t, task, patience, &r, &entry);
+    if (status > 0 && (status = begin(t, &entry, &r)) < 0)
         give_back(t, &entry);
-        status = -1;
-    }
     binding_ranges_free(&r);
     if (status == 0) { /* from here to the return nothing can fail, and no Python code runs */
         PyObject *before = NULL;

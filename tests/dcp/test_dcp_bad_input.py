@@ -386,3 +386,46 @@ def test_checkpoints_of_other_folders_have_other_marks(shm: Path) -> None:
         marks.add(reader.prepare_local_plan(LoadPlan([])).storage_data)
         reader.reset()
     assert len(marks) == 2
+
+
+def test_a_save_in_inference_mode_does_not_spoil_later_ones(shm: Path) -> None:
+    """An evaluation callback saves first: what stands in for its tensors is for it alone."""
+    content = {"w": torch.arange(3000.0)}
+    writer = StoreWriter(shm, keep=2)
+    with torch.inference_mode():
+        async_save(shm, content, writer)
+    async_save(shm, {"w": content["w"] + 1}, writer)
+    writer.close()
+    there = {"w": torch.zeros(3000)}
+    dcp.load(there, storage_reader=StoreReader(shm))
+    assert torch.equal(there["w"], content["w"] + 1)
+
+
+@pytest.mark.parametrize("domain", ["process", "file"])
+def test_a_save_that_died_when_it_had_made_the_index(
+    shm: Path, domain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = folder_layout.open_store
+
+    def dies(path: str, *args: Any, **options: Any) -> pmstore.Store:
+        store = made(path, *args, **options)
+        if path.endswith("index.pm"):
+            store.close()
+            raise KeyboardInterrupt
+        return store
+
+    content = {"w": torch.arange(3000.0)}
+    writer = StoreWriter(shm, domain=domain)
+    with monkeypatch.context() as dying:
+        dying.setattr(folder_layout, "open_store", dies)
+        with pytest.raises((KeyboardInterrupt, CheckpointException)):
+            save(shm, content, writer)
+    writer.close()
+    with pytest.raises(CheckpointException, match="none was published"):
+        dcp.load({"w": torch.zeros(3000)}, storage_reader=StoreReader(shm))
+    writer = StoreWriter(shm, domain=domain)
+    save(shm, content, writer)
+    writer.close()
+    there = {"w": torch.zeros(3000)}
+    dcp.load(there, storage_reader=StoreReader(shm))
+    assert torch.equal(there["w"], content["w"])

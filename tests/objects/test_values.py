@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime as dt
+import gc
 import json
 import math
 import pickle
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pmstore
-from pmstore import CorruptStoreError, FormatVersionError
+from pmstore import ClosedStoreError, CorruptStoreError, FormatVersionError
 from pmstore.objects import values
 
 any_text = st.text(st.characters(codec=None))
@@ -342,3 +343,34 @@ def test_offsets_from_utc_of_any_length(microseconds: int) -> None:
         back = values.decode(values.encode(value))
         assert back.utcoffset() == value.utcoffset()
         assert repr(back) == repr(value)
+
+
+def test_a_finalizer_that_a_look_up_runs_closes_the_store(path: Path) -> None:
+    """To make the lists of a value may run the collector, and with it anybody's finalizer."""
+
+    class Closes:
+        def __init__(self, store: pmstore.Store) -> None:
+            self.me, self.store = self, store
+
+        def __del__(self) -> None:
+            self.store.close()
+
+    value, closed = [[1], [2], [3], (1, 2)], set()
+    thresholds = gc.get_threshold()
+    try:
+        for more in range(2, 16):
+            store = pmstore.open(path, size="2MiB")
+            store["v"] = value
+            store.commit()
+            gc.collect()
+            Closes(store)
+            gc.set_threshold(gc.get_count()[0] + more)
+            with contextlib.suppress(ClosedStoreError):
+                assert store["v"] == value
+            gc.set_threshold(*thresholds)
+            closed.add(store.closed)
+            gc.collect()
+            store.close()
+    finally:
+        gc.set_threshold(*thresholds)
+    assert True in closed

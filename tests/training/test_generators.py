@@ -513,3 +513,48 @@ def test_a_run_stored_before_generators_had_places(path: Path) -> None:
     with pmstore.open(path) as store:
         run = attach(store, loader=loader())
         assert [batch[0].tolist() for batch in run.batches(epochs=2, ahead=0)] == rest
+
+
+class Noisy(torch.nn.Module):
+    """A module whose class has a generator, and whose objects have one each, in a slot."""
+
+    __slots__ = ("own",)
+    shared = torch.Generator()
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.own = torch.Generator().manual_seed(seed)
+
+
+class Twice(torch.nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+@pytest.mark.parametrize("parametrized", [False, True])
+def test_modules_of_one_class(path: Path, parametrized: bool) -> None:
+    """A parametrization puts a class of torch's before the user's."""
+
+    def made() -> torch.nn.Sequential:
+        modules = [Noisy(1), Noisy(2)]
+        for module in modules if parametrized else ():
+            torch.nn.utils.parametrize.register_parametrization(module, "weight", Twice())
+        return torch.nn.Sequential(*modules)
+
+    def drawn(model: Any) -> list[float]:
+        generators = [Noisy.shared, model[0].own, model[1].own]
+        return [float(torch.rand((), generator=one)) for one in generators]
+
+    with pmstore.open(path) as store:
+        model = made()
+        run = attach(store, model=model)
+        with run.next_step():
+            drawn(model)
+        run.commit()
+        following = drawn(model)
+        run.rollback()
+    with pmstore.open(path) as store:
+        model = made()
+        attach(store, model=model)
+        assert drawn(model) == following

@@ -252,7 +252,7 @@ def open_marked(path: str, kind: str, domain: Any) -> Store:
 
 def open_reading(path: str, kind: str) -> Store:
     """Opens one of our stores for reading. It reads the store's own pages where nobody writes to
-    it, and beside the writer otherwise.
+    it, and beside the writer otherwise. An empty one is of a process that died when it had made it.
 
     Raises: as `pmstore.open` and `check_mark`.
     """
@@ -262,7 +262,8 @@ def open_reading(path: str, kind: str) -> Store:
     except StoreLockedError:
         store = open_store(path, "r")
     try:
-        check_mark(store, kind)
+        if len(store):
+            check_mark(store, kind)
     except BaseException:
         store.close()
         raise

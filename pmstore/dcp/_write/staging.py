@@ -8,7 +8,6 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from typing import Any, NoReturn, Protocol, SupportsIndex
 from weakref import finalize, ref
 
@@ -93,11 +92,6 @@ class Memory:
         return 0, 0, made
 
 
-@cache
-def _without_memory(dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty((), dtype=dtype, device="cpu")
-
-
 class Staging:
     """One staged state dict, from `stage` to the end of the thread that saves it."""
 
@@ -109,6 +103,7 @@ class Staging:
         self._thread: threading.Thread | None = None
         self._staged: ref[Staged] | None = None
         self._memo: dict[Any, torch.Tensor] = {}
+        self._without_memory: dict[torch.dtype, torch.Tensor] = {}
         self._pins: list[Pin] = []
         self._error: Exception | None = None
 
@@ -226,10 +221,16 @@ class Staging:
         if made is None or not source.numel():
             # Of the tensor's shape already, and without memory: see `_place`. To make an array in
             # the heap for each takes most of the time that the program would wait.
-            made = _without_memory(source.dtype).expand(source.shape)
+            made = self._empty(source.dtype).expand(source.shape)
             self._memo[key] = made
             self._copies.append((source, made))
         return made
+
+    def _empty(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._without_memory:
+            with torch.inference_mode(False):  # another thread sets what is made of it
+                self._without_memory[dtype] = torch.empty((), dtype=dtype, device="cpu")
+        return self._without_memory[dtype]
 
     def _place(self, made: torch.Tensor) -> None:
         """Moves what a copy will be into the room. Raises: StoreFullError."""

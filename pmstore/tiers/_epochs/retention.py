@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from pmstore.errors import TierError
@@ -57,15 +57,14 @@ class Retention:
                 )
             return
 
-    def forget(self, lock: Lock, fresh: str, listed: Mapping[str, int] | None = None) -> None:
+    def forget(self, lock: Lock, fresh: str) -> None:
         """Lets epochs beyond `keep` go, the oldest first, each manifest before its files, and those
         that were published again. What is kept, or held by a reader, stays. An epoch of several
         ranks counts when all of their manifests are there. fresh: a file that has just been
-        written, when the newest epoch counts. listed: what there is here, if that is known.
+        written, when the newest epoch counts.
         """
         places = self._place if self._keep is None else self._everywhere()
-        elsewhere = places is not self._place
-        names = places.listed() if elsewhere or listed is None else listed
+        names = places.listed()  # anew: a reader may hold what nobody held before
         held, over = self._leases.look(names, fresh)
         gone = [one for one in self._superfluous(names) if one.epoch not in held]
         if gone or over:
@@ -75,6 +74,7 @@ class Retention:
         for lease in over:
             with suppress(PermissionError):  # another user's, where each may delete only his own
                 self._place.delete(lease)
+        elsewhere = places is not self._place
         left = self._place.listed() if elsewhere else set(names).difference(map(str, gone))
         self._drop_files(lock, left, temporary=False)
 

@@ -30,8 +30,6 @@ class Publisher:
         self._lock: Lock | None = None
         # the last one given: a name stands for one manifest, even if somebody empties the tier
         self._generation = 0
-        self._names: Mapping[str, int] | None = None
-        """What was there when the last epoch was read back, for `forget`."""
         self._retention = Retention(
             place,
             self.own,
@@ -88,7 +86,6 @@ class Publisher:
         """Removes marks that this one's replaces, after `publish`; their epochs go with those that
         are forgotten."""
         if self._lock is not None:
-            self._names = None
             self.kept.push_out(self._lock, keeping)
 
     def publish(self, name: ManifestName, manifest: Manifest) -> int:
@@ -110,8 +107,7 @@ class Publisher:
 
         Raises: TierError, OSError.
         """
-        self._names = names = self.place.listed()
-        epoch = name.epoch
+        names, epoch = self.place.listed(), name.epoch
         if any(names.get(file, -1) < size for file, size in manifest.files):
             raise TierError(
                 f"{self.place.url}: files of epoch {epoch} disappeared after they were written"
@@ -129,9 +125,8 @@ class Publisher:
 
     def forget(self, fresh: str) -> None:
         """Lets old epochs go. fresh: a file that has just been written."""
-        names, self._names = self._names, None
         if self._lock is not None:
-            self._retention.forget(self._lock, fresh, names)
+            self._retention.forget(self._lock, fresh)
 
     def release(self) -> None:
         """Gives the lock up: other writers may come."""

@@ -197,7 +197,7 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
     torch keeps in a module is left out."""
     search = _Search([*modules.values()])
     holders: list[Holder] = []
-    kinds: set[type] = set()
+    looked: set[type] = set()  # classes whose objects have nothing of their own there
     classes: set[int] = set()
     for name, module in modules.items():
         for key, item in list(vars(module).items()):
@@ -207,10 +207,11 @@ def find_in_modules(modules: dict[str, torch.nn.Module]) -> tuple[list[Found], l
                 if shared or search.found != before:
                     holders.append((vars(module), key, item))
         kind = type(module)
-        if kind not in kinds and kind.__module__.partition(".")[0] not in _FOREIGN:
-            kinds.add(kind)
+        if kind not in looked:
             for place, item in _of_class(name, module, classes):
                 search.look(place, item)
+            if not any(map(_slots, kind.__mro__)):
+                looked.add(kind)
     return search.found, holders
 
 

@@ -457,7 +457,7 @@ class OptimizerBinding:
             self._write_layout()
 
     def _write_settings(self) -> None:
-        settings = [group.copy() for group in self.optimizer.param_groups]
+        settings = [dict(group) for group in self.optimizer.param_groups]
         for one in settings:
             del one["params"]
         self._groups.write(settings)
