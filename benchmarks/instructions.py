@@ -7,7 +7,7 @@ machine as on an idle one.
 
 The figures hold for one compiler, whose version is stored with them. Valgrind answers for the CPU:
 any machine with AVX2 looks like one and the same to the engine and the C library (and without
-AVX-512): it does not matter which. Of a copy by a string instruction it counts each byte.
+AVX-512): it does not matter which.
 """
 
 from __future__ import annotations
