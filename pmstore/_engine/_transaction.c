@@ -166,8 +166,9 @@ static void give_back(Transaction *t, const struct pms_entered *entry)
 }
 
 /* Takes the block, in slices between which signal handlers run, and captures the ranges. 0: it is
- * done; 1: it is taken, and a hook comes before anything is committed or captured; -1 with an
- * exception set. */
+ * done; 1: it is busy (patience: TRY); HOOK_FIRST: it is taken, and a hook comes before anything is
+ * committed or captured; -1 with an exception set. */
+#define HOOK_FIRST 2
 static int take(Transaction *t, PyObject *task, enum patience patience, const struct ranges *r,
                 struct pms_entered *entry)
 {
@@ -178,8 +179,8 @@ static int take(Transaction *t, PyObject *task, enum patience patience, const st
         struct pms_error error = {0};
         int64_t slice = timeout < 0 || left > SLICE_NS ? SLICE_NS : left > least ? left : least;
         int status, captured = PMS_OK;
-        bool hooked = h->hook !=
-                      NULL; /* another thread may have brought one while this one waited */
+        /* in each slice: another thread may have brought one while this one waited */
+        bool hooked = h->hook != NULL;
         Py_BEGIN_ALLOW_THREADS status = binding_engine.enter(h->pool, (uint64_t)(uintptr_t)task,
                                                              !hooked, slice, entry, &error);
         if (status == PMS_OK && !hooked && r->count)
@@ -191,7 +192,7 @@ static int take(Transaction *t, PyObject *task, enum patience patience, const st
             return -1;
         }
         if (status == PMS_OK)
-            return hooked;
+            return hooked ? HOOK_FIRST : 0;
         bool interrupted = error.sys_errno == EINTR &&
                            (status == PMS_E_STATE || status == PMS_E_BUSY);
         if (timeout > 0) {
@@ -246,7 +247,7 @@ static int enter(Transaction *t, enum patience patience)
         status = binding_take_in(t->handle);
     if (status == 0)
         status = take(t, task, patience, &r, &entry);
-    if (status > 0 && (status = begin(t, &entry, &r)) < 0)
+    if (status == HOOK_FIRST && (status = begin(t, &entry, &r)) < 0)
         give_back(t, &entry);
     binding_ranges_free(&r);
     if (status == 0) { /* from here to the return nothing can fail, and no Python code runs */
