@@ -8,7 +8,7 @@ import gc
 import random
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -563,12 +563,8 @@ def test_a_commit_that_looked_is_one_that_did_not(
     assert fast.count("committed") > len(fast) // 3
 
 
-def _put(self: Structure, index: int, given: Any, held: list[Any]) -> None:
+def _put(self: Structure, arrays: Sequence[Any], held: Sequence[Any]) -> bool:
     """Always anew."""
-    name = f"{self.path}/{index}"
-    self._store[name] = given
-    stored = self._store[name]
-    if index < len(held):
-        held[index] = stored
-    else:
-        held.append(stored)
+    for index, given in enumerate(arrays):
+        self._store[f"{self.path}/{index}"] = given
+    return False
