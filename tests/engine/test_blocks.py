@@ -7,6 +7,7 @@ import asyncio
 import gc
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -627,3 +628,21 @@ def test_blocks_beside_commits_that_nobody_waits_for(shm: Path) -> None:
                 thread.join()
             assert (a == trial).all()
     assert told == []
+
+
+def test_a_hook_that_comes_while_a_block_is_waited_for(one: pmstore.Store) -> None:
+    asked: list[int] = []
+
+    def wait() -> None:
+        with one.transaction():
+            pass
+
+    waiting = threading.Thread(target=wait)
+    with one.transaction():
+        waiting.start()
+        time.sleep(0.1)  # it waits
+        one._core.pool.handle.hook = lambda when: asked.append(threading.get_ident())
+        time.sleep(0.3)  # and looks again, after a slice of its time
+    ident = waiting.ident
+    waiting.join()
+    assert ident in asked
