@@ -631,7 +631,8 @@ def test_blocks_beside_commits_that_nobody_waits_for(shm: Path) -> None:
 
 
 def test_a_hook_that_comes_while_a_block_is_waited_for(one: pmstore.Store) -> None:
-    asked: list[int] = []
+    asked: list[tuple[int, int]] = []
+    entering = 0
 
     def wait() -> None:
         with one.transaction():
@@ -641,8 +642,8 @@ def test_a_hook_that_comes_while_a_block_is_waited_for(one: pmstore.Store) -> No
     with one.transaction():
         waiting.start()
         time.sleep(0.1)  # it waits
-        one._core.pool.handle.hook = lambda when: asked.append(threading.get_ident())
+        one._core.pool.handle.hook = lambda when: asked.append((threading.get_ident(), when))
         time.sleep(0.3)  # and looks again, after a slice of its time
     ident = waiting.ident
     waiting.join()
-    assert ident in asked
+    assert (ident, entering) in asked
