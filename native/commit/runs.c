@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/pages.h"
+#include "base/quiet.h"
 #include "base/sort.h"
 #include "log/entries.h"
 #include "seam/bits.h"
@@ -68,11 +69,13 @@ static void mark_unchanged(struct pms_pool *pool)
     uint32_t entries = pms_undo_entries(u);
     if (entries > u->log.taken_room || pms_spill_bytes(&pool->map))
         return;
+    pms_quiet_begin(); /* the pages are protected: a racing writer waits for the log lock */
     for (uint32_t e = 0; e < entries; e++) {
         const struct pms_taken *t = &u->log.taken[e];
         compare(pool, atomic_load(&t->target), atomic_load(&t->len),
                 pms_undo_image(u, atomic_load(&t->image)));
     }
+    pms_quiet_end();
 }
 
 static void forget(struct pms_pool *pool)
