@@ -83,6 +83,8 @@ class Event:
         self._reached.set()
 
     def query(self) -> bool:
+        if _runtime is not None:
+            _runtime.asked("cudaEventQuery")
         return self._reached.is_set()
 
     def synchronize(self) -> None:
@@ -110,6 +112,22 @@ def stream(chosen: Any) -> Iterator[None]:
         _here.stream = before
 
 
+@contextmanager
+def device(chosen: Any) -> Iterator[None]:
+    before = getattr(_here, "device", None)
+    _here.device = chosen
+    try:
+        yield
+    finally:
+        _here.device = before
+
+
+def current_device() -> Any:
+    """The device that this thread's calls of CUDA are for; None: none was chosen, which is device
+    0."""
+    return getattr(_here, "device", None)
+
+
 def _writable(address: int, nbytes: int) -> bool:
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -129,8 +147,16 @@ class Runtime:
         """The error with which pages are refused; 0: they are not."""
         self.error = 0
         """The last one, which the next kernel raises."""
+        self.capturing = False
+        """Whether the program captures a graph."""
+        self.calls: list[tuple[str, Any]] = []
+        """Calls that make a context where none is, and the device that they made it on."""
+
+    def asked(self, what: str) -> None:
+        self.calls.append((what, current_device()))
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.asked("cudaHostRegister")
         status = self.refuses or (0 if _writable(address, nbytes) else 1)
         if any(address < at + size and at < address + nbytes for at, size in self.pinned.items()):
             status = 712
@@ -147,8 +173,12 @@ class Runtime:
             raise RuntimeError(f"CUDA error: {error}")
 
     def cudaHostUnregister(self, address: int) -> int:
+        self.asked("cudaHostUnregister")
         del self.pinned[address]
         return 0
+
+
+_runtime: Runtime | None = None
 
 
 def install(
@@ -159,14 +189,15 @@ def install(
 ) -> Runtime:
     """Mirrors take host memory for a GPU from now on. put: monkeypatch.setattr, say. late: streams
     are behind the program. lags: by how much, in the order in which they are made."""
-    global _late, _lags
+    global _late, _lags, _runtime
     _late, _lags = late, iter(lags)
-    runtime = Runtime()
-    copy, fill, empty, empty_like = (
+    runtime = _runtime = Runtime()
+    copy, fill, empty, empty_like, cat = (
         torch.Tensor.copy_,
         torch.Tensor.fill_,
         torch.empty,
         torch.empty_like,
+        torch.cat,
     )
 
     def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -186,6 +217,14 @@ def install(
         current_stream().do(lambda: fill(self, value))
         return self
 
+    def cat_(tensors: Any, *args: Any, **options: Any) -> torch.Tensor:
+        stream = current_stream()
+        if stream is _host:
+            return cat(tensors, *args, **options)
+        made = empty(sum(map(len, tensors)), dtype=tensors[0].dtype)
+        stream.do(lambda: cat(tensors, out=made))
+        return made
+
     def unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def made(*args: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
             return make(*args, **options)
@@ -195,12 +234,15 @@ def install(
     put(torch.Tensor, "copy_", copy_)
     put(torch.Tensor, "fill_", fill_)
     put(torch.Tensor, "record_stream", lambda self, stream: None)
+    put(torch, "cat", cat_)
     put(torch, "empty", unpinned(empty))
     put(torch, "empty_like", unpinned(empty_like))
     for name, value in {
         "Stream": Stream,
         "Event": Event,
         "stream": stream,
+        "device": device,
+        "is_current_stream_capturing": lambda: runtime.capturing,
         "current_stream": current_stream,
         "synchronize": lambda device=None: current_stream().synchronize(),
         "cudart": lambda: runtime,

@@ -9,7 +9,7 @@ are complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +23,8 @@ from pmstore.mirror.pinned_memory import PinnedBlocks
 
 # smaller blocks share pages with others, and are never written by a device
 _DIRECT_BYTES = 64 << 10
+# of small tensors that cross the bus together: one copy costs as much as half a megabyte
+_TOGETHER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +130,13 @@ class _CudaBatch:
         return True
 
     def check(self) -> None:
-        self._event.query()  # type: ignore[no-untyped-call]  # raises what went wrong on the device
+        # a thread that asks while device 0 is current makes a context there, of hundreds of MB
+        with torch.cuda.device(self._copier.device):
+            self._event.query()  # type: ignore[no-untyped-call]  # raises what the device failed at
 
     def synchronize(self) -> None:
-        self._event.synchronize()
+        with torch.cuda.device(self._copier.device):
+            self._event.synchronize()
 
     def release(self) -> None:
         self._kept = []
@@ -151,11 +156,26 @@ def staging(like: torch.Tensor, *, once: bool = False) -> torch.Tensor:
         return torch.empty_like(like, device="cpu")
 
 
+def _together(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Generates the small pieces in lists, each of which crosses the bus as one copy."""
+    held: list[Piece] = []
+    nbytes = 0
+    for piece in pieces:
+        if 0 < piece.nbytes < _DIRECT_BYTES:
+            held.append(piece)
+            nbytes += piece.nbytes
+        if nbytes >= _TOGETHER_BYTES:
+            yield held
+            held, nbytes = [], 0
+    if held:
+        yield held
+
+
 class CudaCopier:
     """Copies tensors of a CUDA device on a stream of its own, behind what the current stream was
-    given so far. They go into the slots themselves where their pages can be pinned
-    (cudaHostRegister). Elsewhere they go through staging memory, which the engine's thread copies
-    on.
+    given so far. Large ones go into the slots themselves where their pages can be pinned
+    (cudaHostRegister). The others go through staging memory, which the engine's thread copies on;
+    small ones are joined on the device before.
 
     The word that the engine waits for is the last copy on the stream, behind an event. A stream
     does one thing after another, and what came before an event that is reached can be seen by the
@@ -172,12 +192,19 @@ class CudaCopier:
         torch.cuda.current_stream(device).synchronize()  # the one is there
 
     def start(self, pieces: Sequence[Piece]) -> tuple[list[LandCopy], Batch]:
+        """Raises: MirrorError: a CUDA graph is being captured, in which nothing may be copied
+        out."""
+        if torch.cuda.is_current_stream_capturing():
+            raise MirrorError(
+                "a CUDA graph is being captured, which only records the copies: commit before "
+                "torch.cuda.graph(...) or after it"
+            )
         word = staging(self._one).zero_()
         kept, copies = [word], []
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             for piece in pieces:
-                if not piece.nbytes:
+                if piece.nbytes < _DIRECT_BYTES:
                     continue
                 source, target, staged = flat(piece.tensor), self._target(piece), 0
                 if target is None:
@@ -187,6 +214,19 @@ class CudaCopier:
                 source.record_stream(self._stream)
                 kept.append(target)
                 copies.append(LandCopy(piece.data, piece.at, piece.nbytes, staged, word.data_ptr()))
+            for together in _together(pieces):
+                sources = [flat_bytes(piece.tensor) for piece in together]
+                joined = torch.cat(sources)
+                target = staging(joined)
+                target.copy_(joined, non_blocking=True)
+                kept.append(target)
+                staged = target.data_ptr()
+                for piece, source in zip(together, sources, strict=True):
+                    source.record_stream(self._stream)
+                    copies.append(
+                        LandCopy(piece.data, piece.at, piece.nbytes, staged, word.data_ptr())
+                    )
+                    staged += piece.nbytes
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
             word.copy_(self._one, non_blocking=True)
@@ -195,23 +235,13 @@ class CudaCopier:
     def _target(self, piece: Piece) -> torch.Tensor | None:
         """Returns the place in the slot, pinned; None if it cannot be had."""
         block = piece.block
-        if (
-            self._pinned is None
-            or block is None
-            or block.numel() < _DIRECT_BYTES
-            or not self._pinned.pin(block, self.device)
-        ):
+        if self._pinned is None or block is None or not self._pinned.pin(block, self.device):
             return None
         return block[piece.at : piece.at + piece.nbytes].view(piece.tensor.dtype)
 
     def _later_direct(self, piece: Piece) -> bool:
         """Returns whether the commits after this one will write the slot itself."""
-        return (
-            self._pinned is not None
-            and not self._pinned.refused
-            and piece.block is None
-            and piece.nbytes >= _DIRECT_BYTES
-        )
+        return self._pinned is not None and not self._pinned.refused and piece.block is None
 
     def close(self) -> None:
         with suppress(RuntimeError):  # of the device: it copies no more, and its program was told

@@ -10,7 +10,8 @@ from pmstore._base.workers import Worker
 from pmstore._engine.landing import COPIED, DONE, NEW, SEALED, Landing
 from pmstore.errors import MirrorError, TransactionError
 
-_SLICE_SECONDS = 0.05  # between two looks at signals, and at what the copier says
+_SLICE_SECONDS = 0.05  # between two looks at signals
+_LATE_SECONDS = 1.0  # copies that take longer are asked whether the device failed
 
 
 class Batch(Protocol):
@@ -53,8 +54,8 @@ class PendingCommit:
     """
 
     __slots__ = (
-        *("_abandoned", "_batches", "_cause", "_error", "_finished", "_landing", "_over"),
-        "_told",
+        *("_abandoned", "_batches", "_cause", "_error", "_finished", "_landing", "_late"),
+        *("_over", "_told"),
     )
 
     def __init__(
@@ -64,6 +65,7 @@ class PendingCommit:
         self._landing = landing
         self._batches = tuple(batches)
         self._over = over
+        self._late = time.monotonic() + _LATE_SECONDS
         self._cause: BaseException | None = None
         self._error: BaseException | None = None
         self._finished = False
@@ -167,25 +169,32 @@ class PendingCommit:
     def _watch(self) -> None:
         """Looks after the copies in a thread: callers that wait for the store do not look after
         them, and must not wait for copies that failed."""
-        while self._cause is None and not self._landing.wait(DONE, _SLICE_SECONDS):
+        while self._cause is None and not self._landing.wait(DONE, _LATE_SECONDS):
             self._look_after()
 
     def _look_after(self) -> None:
-        if self._cause is None:
-            try:
-                for batch in self._batches:
-                    batch.check()
-            except Exception as error:
-                self._cause = error
-                self._landing.give_up()
+        """Asks the device only of copies that are late: CUDA takes the question amiss while a graph
+        is captured."""
+        if self._cause is None and time.monotonic() >= self._late:
+            self._late = time.monotonic() + _LATE_SECONDS
+            self._ask()
+
+    def _ask(self) -> None:
+        try:
+            for batch in self._batches:
+                batch.check()
+        except Exception as error:
+            self._cause = error
+            self._landing.give_up()
 
     def _finish(self) -> None:
         if self._finished:
             return
-        self._look_after()
         try:
             self._landing.result()
         except TransactionError as error:
+            if self._cause is None:
+                self._ask()
             self._error = MirrorError(str(error))
             self._error.__cause__ = self._cause
         except KeyError as error:

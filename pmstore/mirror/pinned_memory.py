@@ -19,7 +19,7 @@ class PinnedBlocks:
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[int, torch.Tensor] = {}
+        self._blocks: dict[int, tuple[torch.Tensor, torch.device]] = {}
         self._refused = False
 
     def __len__(self) -> int:
@@ -38,9 +38,10 @@ class PinnedBlocks:
             return True
         if self._refused:
             return False
-        status = torch.cuda.cudart().cudaHostRegister(address, block.numel(), 0)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(device):  # another one that is current would get a context
+            status = torch.cuda.cudart().cudaHostRegister(address, block.numel(), 0)  # type: ignore[no-untyped-call]
         if int(status) == 0:
-            self._blocks[address] = block
+            self._blocks[address] = (block, device)
             return True
         forget_error(device)
         # file systems whose pages cannot be pinned for long; too little memory that may be locked
@@ -50,7 +51,8 @@ class PinnedBlocks:
     def keep(self, addresses: Set[int]) -> None:
         """Gives all others back. REQUIRES: no copy is under way."""
         for address in self._blocks.keys() - addresses:
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+            with torch.cuda.device(self._blocks[address][1]):
+                torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
             del self._blocks[address]
 
 

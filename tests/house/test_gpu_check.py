@@ -56,13 +56,13 @@ def test_each_check_runs_in_host_memory(tmp_path: Path, shm: Path) -> None:
     page: dict[str, Any] = json.loads(out.read_text())
     checks = {one["name"]: one for one in page["checks"]}
     assert {one["status"] for one in checks.values()} == {"passed"}
-    assert set(checks) == {"resume", "streams", "losses", "memory", "copies", "steps"}
+    assert set(checks) == {"resume", "streams", "losses", "memory", "copies", "steps", "first"}
     assert checks["resume"]["figures"]["kills"] == 1
     assert checks["losses"]["figures"]["losses read"] > 0
     assert checks["copies"]["figures"]["commit, GB/s"] > 0
     # no aim is met or missed without a GPU, and what was not looked at is said
     assert not any(one["aims"] for one in checks.values())
-    assert len(page["not_checked"]) == 5
+    assert len(page["not_checked"]) == 6
     assert not list(shm.glob("pmstore-gpu-*"))
 
 
@@ -113,7 +113,7 @@ def test_on_a_gpu(name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
     assert (outcome.status, outcome.why, outcome.left_out) == ("passed", "", [])
 
 
-@pytest.mark.parametrize(("name", "aims"), [("copies", 2), ("steps", 1)])
+@pytest.mark.parametrize(("name", "aims"), [("copies", 2), ("steps", 1), ("first", 1)])
 def test_rates_on_a_gpu(
     name: str, aims: int, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,11 @@ import torch
 import pmstore
 import pmstore.torch
 from pmstore.errors import MirrorError
+from pmstore.mirror import pending_commit
 from pmstore.mirror.copier import CudaCopier, Piece
 from pmstore.mirror.pinned_memory import PinnedBlocks
 
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 LARGE, SMALL = 100_000, 5  # a block of its own; a part of a page
 
 
@@ -214,3 +216,77 @@ def test_the_word_comes_behind_an_event(gpu: fake_cuda.Runtime) -> None:
     assert order == ["copy", "event", "word"]
     batch.synchronize()
     assert len(copies) == 1
+
+
+def test_small_tensors_cross_together(gpu: fake_cuda.Runtime, shm: Path) -> None:
+    """A copy over the bus costs what half a megabyte does: a model's biases are one."""
+    tensors = [torch.full((1 + n % 7,), float(n), dtype=DTYPES[n % 3]) for n in range(200)]
+    tensors += [torch.full((LARGE,), 7.0), torch.empty(0)]
+    copied: list[int] = []
+    copy = torch.Tensor.copy_
+
+    def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        copied.append(len(self))
+        return copy(self, source, non_blocking)
+
+    with pmstore.open(shm / "many.pm", size="16MiB", domain="process") as store:
+        for n, tensor in enumerate(tensors):
+            store.mirror(f"{n}", tensor)
+        with pytest.MonkeyPatch.context() as seen:
+            seen.setattr(torch.Tensor, "copy_", copy_)
+            store.commit()
+        for n, tensor in enumerate(tensors):
+            assert torch.equal(torch.as_tensor(store.slots(f"{n}").current), tensor), n
+    assert len(copied) == 3  # the large one, the small ones, the word
+
+
+def test_small_tensors_of_many_megabytes(gpu: fake_cuda.Runtime, shm: Path) -> None:
+    """They are joined by a few megabytes at a time: a device has no room for all of them."""
+    tensors = [torch.full((15_000,), float(n)) for n in range(150)]
+    with pmstore.open(shm / "many.pm", size="64MiB", domain="process") as store:
+        for n, tensor in enumerate(tensors):
+            store.mirror(f"{n}", tensor)
+        store.commit()
+        assert all(
+            (torch.as_tensor(store.slots(f"{n}").current) == n).all() for n in range(len(tensors))
+        )
+
+
+def test_a_graph_that_is_captured(
+    gpu: fake_cuda.Runtime, mirrored: pmstore.Store, tensors: tuple[torch.Tensor, ...]
+) -> None:
+    step(mirrored, tensors, 1)
+    gpu.capturing = True
+    with pytest.raises(MirrorError, match=r"commit before torch\.cuda\.graph"):
+        mirrored.commit()
+    gpu.capturing = False
+    step(mirrored, tensors, 2)
+
+
+def test_a_device_that_is_not_late_is_asked_nothing(
+    gpu: fake_cuda.Runtime, mirrored: pmstore.Store, tensors: tuple[torch.Tensor, ...]
+) -> None:
+    """CUDA takes the question amiss while a graph is captured."""
+    for number in range(1, 5):
+        step(mirrored, tensors, number)
+    assert "cudaEventQuery" not in {what for what, _ in gpu.calls}
+
+
+def test_no_thread_makes_a_context_on_another_device(
+    gpu: fake_cuda.Runtime,
+    mirrored: pmstore.Store,
+    tensors: tuple[torch.Tensor, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device that is current in a new thread is 0, wherever the model is."""
+    monkeypatch.setattr(pending_commit, "_LATE_SECONDS", 0.001)
+    tensors[0].fill_(3)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(2 * 10**8)  # 0.2 s
+        mirrored.commit()
+    for number in range(1, 4):
+        step(mirrored, tensors, number)
+    mirrored.close()
+    asked = {what for what, _ in gpu.calls}
+    assert asked == {"cudaEventQuery", "cudaHostRegister", "cudaHostUnregister"}
+    assert {device for _, device in gpu.calls} == {torch.device("cpu")}

@@ -29,6 +29,7 @@ CHECKS: dict[str, Check] = {
     "memory": memory.check,
     "copies": rates.copies,
     "steps": rates.steps,
+    "first": rates.first,
 }
 
 
@@ -59,8 +60,6 @@ def show(outcome: Outcome) -> None:
         print(f"             {outcome.why}")
     for name, value in outcome.figures.items():
         print(f"             {name}: {value if isinstance(value, str) else f'{value:.4g}'}")
-    for aim in outcome.aims:
-        print(f"             {aim}")
     for left in outcome.left_out:
         print(f"             not checked: {left}")
     sys.stdout.flush()
@@ -73,9 +72,14 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=CHECKS, action="append", help="these checks alone")
     parser.add_argument("--quick", action="store_true", help="64 MB, few kills: seconds, on a GPU")
     parser.add_argument("--bytes", type=int, help="of the state whose copies are timed (1e9)")
-    parser.add_argument("--kills", type=int, help="of the training (50)")
+    parser.add_argument("--kills", type=int, help="of the training (1000)")
     parser.add_argument("--rounds", type=int, help="of everything else (15)")
-    parser.add_argument("--limit", type=float, default=3600, help="seconds that a check may take")
+    parser.add_argument(
+        "--jobs", type=int, help="trainings that are killed side by side (half the cores)"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=3 * 3600, help="seconds that a check may take"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--folder", type=Path, help="for the stores (/dev/shm)")
     args = parser.parse_args(given)
@@ -95,8 +99,9 @@ def main(given: Sequence[str] | None = None) -> int:
             Path(folder),
             args.bytes or (64 << 20 if args.quick else 10**9),
             args.rounds or (6 if args.quick else 15),
-            args.kills or (3 if args.quick else 50),
+            args.kills or (3 if args.quick else 1000),
             args.seed,
+            args.jobs or max(1, (os.cpu_count() or 1) // 2),
         )
         outcomes = []
         for name, check in CHECKS.items():
@@ -124,6 +129,8 @@ def main(given: Sequence[str] | None = None) -> int:
         }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(page, indent=1) + "\n")
+    for aim in (aim for one in outcomes for aim in one.aims):
+        print(aim)
     failed = [one.name for one in outcomes if one.status == "failed"]
     print(f"{'FAILED: ' + ', '.join(failed) if failed else 'nothing is wrong'}; see {args.out}")
     return 1 if failed else 0

@@ -30,6 +30,8 @@ class Settings:
     rounds: int
     kills: int
     seed: int
+    jobs: int = 1
+    """Trainings that are killed side by side."""
 
     @property
     def cuda(self) -> bool:

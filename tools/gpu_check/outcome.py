@@ -35,13 +35,11 @@ class Aim:
     def __str__(self) -> str:
         """
         >>> print(Aim("rate / plain", 0.5, 0.9, at_least=True))
-        rate / plain: 0.5, MISSED (aim >= 0.9)
+        MISSED rate / plain: 0.5 (aim >= 0.9)
         """
         sign = ">=" if self.at_least else "<="
-        return (
-            f"{self.name}: {self.value:.3g}, {'met' if self.met else 'MISSED'} "
-            f"(aim {sign} {self.bound:g})"
-        )
+        word = "met" if self.met else "MISSED"
+        return f"{word:6} {self.name}: {self.value:.4g} (aim {sign} {self.bound:g})"
 
 
 @dataclass(slots=True)

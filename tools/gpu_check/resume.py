@@ -9,12 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tools.gpu_check.device import Settings
-from tools.gpu_check.outcome import NotCheckedError, Outcome, require
+from tools.gpu_check.outcome import Aim, NotCheckedError, Outcome, require
 
 _STEPS = 150
+_LIVES = 4  # of a training that are killed, before one that ends
 _LIMIT = 600.0  # seconds that a training may take
 
 
@@ -70,7 +73,6 @@ class _Training:
 
 
 def check(settings: Settings, outcome: Outcome) -> None:
-    chance = random.Random(settings.seed)
     begun = time.perf_counter()
     whole = _Training(settings.folder / "whole.pm", settings)
     after_first = time.perf_counter()
@@ -83,16 +85,36 @@ def check(settings: Settings, outcome: Outcome) -> None:
             "kernels are not repeatable here"
         )
     kills, trainings = 0, 0
-    while kills < settings.kills:
-        path = settings.folder / f"killed-{trainings}.pm"
-        trainings += 1
-        for _ in range(4):  # lives that are killed, then one that ends
-            if kills == settings.kills:
-                break
-            if not _Training(path, settings).killed_after(chance.uniform(0, span)):
-                break
-            kills += 1
-        found = _Training(path, settings).result()
-        require(found == reference, f"training {trainings} resumed to other bits ({kills} kills)")
-        path.unlink()
+    with ThreadPoolExecutor(settings.jobs) as pool:
+        while kills < settings.kills:
+            some = _shares(settings.kills - kills, settings.jobs)
+            numbers = range(trainings, trainings + len(some))
+            kills += sum(pool.map(partial(_killed, settings, span, reference), numbers, some))
+            trainings += len(some)
     outcome.figures |= {"kills": kills, "trainings": trainings, "steps of each": _STEPS}
+    if settings.cuda:
+        outcome.aims.append(Aim("kills, resumed bit for bit", kills, 1000, at_least=True))
+
+
+def _shares(kills: int, jobs: int) -> list[int]:
+    """Returns how often each of the next trainings is killed.
+
+    >>> _shares(10, 8), _shares(3, 8), _shares(1000, 2)
+    ([4, 4, 2], [3], [4, 4])
+    """
+    shares = [_LIVES] * (kills // _LIVES) + ([kills % _LIVES] if kills % _LIVES else [])
+    return shares[:jobs]
+
+
+def _killed(settings: Settings, span: float, reference: str, number: int, lives: int) -> int:
+    """Kills a training as often, unless it ends before, and lets it end. Returns the kills. Raises:
+    WrongError: it ended with other bits."""
+    chance = random.Random(f"{settings.seed} {number}")
+    path = settings.folder / f"killed-{number}.pm"
+    kills = 0
+    while kills < lives and _Training(path, settings).killed_after(chance.uniform(0, span)):
+        kills += 1
+    found = _Training(path, settings).result()
+    require(found == reference, f"training {number} resumed to other bits ({kills} kills)")
+    path.unlink()
+    return kills
