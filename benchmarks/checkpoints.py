@@ -30,6 +30,7 @@ TENSORS = 12
 OURS, TORCH, THREADS = "pmstore", "FileSystemWriter", "FileSystemWriter, 2 threads"
 READER, COLD_READER = "FileSystemReader", "FileSystemReader, from the disk"
 PEER, PEERS_MODULE = "torch-checkpointing", "torch_checkpointing"
+ORBAX, ORBAX_MODULE = "orbax-checkpoint, of numpy arrays", "orbax"
 NUMBER = "async_save of a number, FileSystemWriter"
 BARE, MEMCPY = "bare disk: O_DIRECT writing", "memcpy of the state, all cores"
 ATTACHED, CACHED = "pmstore, attached run", "FileSystemWriter, stager kept"
@@ -141,6 +142,28 @@ def _peer(
     return save, load
 
 
+def _orbax(
+    folder: Path, state: dict[str, Any]
+) -> tuple[Callable[[], None], Callable[[], object]]:
+    """What saves and loads by Orbax: the same bytes as arrays of numpy, to a new folder each time.
+    It compresses by default, which takes five times as long: it is off."""
+    from orbax.checkpoint import Checkpointer, PyTreeCheckpointHandler
+
+    arrays = {name: tensor.to_local().numpy() for name, tensor in state.items()}
+    checkpointer = Checkpointer(PyTreeCheckpointHandler(use_compression=False))
+    made = [folder / "0"]
+
+    def save() -> None:
+        made.append(folder / str(int(made[-1].name) + 1))
+        checkpointer.save(made[-1], arrays)
+
+    def load() -> object:
+        shutil.rmtree(made[-2], ignore_errors=True)
+        return checkpointer.restore(made[-1])
+
+    return save, load
+
+
 def save_and_load(rank: Rank, where: str) -> None:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -177,6 +200,8 @@ def save_and_load(rank: Rank, where: str) -> None:
         reads[COLD_READER] = reads[READER]
     if dist.get_world_size() == 1 and not harness.absent(PEERS_MODULE):
         ways[PEER], reads[PEER] = _peer(rank.folder / "peer", state, where == "disk")
+    if dist.get_world_size() == 1 and not harness.absent(ORBAX_MODULE):
+        ways[ORBAX], reads[ORBAX] = _orbax(rank.folder / "orbax", state)
     for i in rank.turns(rank.rounds, warm_up=6):  # saves: with keep=2 the files grow no more
         for name in _turned(list(ways), i):
             rank.timed(i, "save", name, ways[name])
@@ -560,8 +585,9 @@ def main(quick: bool, budget: harness.Budget) -> None:
             rows += made
             targets.append(target)
             continue
-        if program is save_and_load and world == 1 and (why := harness.absent(PEERS_MODULE)):
-            rows.append(harness.missing(PEER, f"save, {words}", harness.KILL, why))
+        for peer, module in ((PEER, PEERS_MODULE), (ORBAX, ORBAX_MODULE)):
+            if program is save_and_load and world == 1 and (why := harness.absent(module)):
+                rows.append(harness.missing(peer, f"save, {words}", harness.KILL, why))
         yardstick = MEMCPY if program is blocking else TORCH
         rows += _rows(found, words, where, size, yardstick)
         if program is save_and_load:
