@@ -142,9 +142,7 @@ def _peer(
     return save, load
 
 
-def _orbax(
-    folder: Path, state: dict[str, Any]
-) -> tuple[Callable[[], None], Callable[[], object]]:
+def _orbax(folder: Path, state: dict[str, Any]) -> tuple[Callable[[], None], Callable[[], object]]:
     """What saves and loads by Orbax: the same bytes as arrays of numpy, to a new folder each time.
     It compresses by default, which takes five times as long: it is off."""
     from orbax.checkpoint import Checkpointer, PyTreeCheckpointHandler
