@@ -109,8 +109,8 @@ def steps(settings: Settings, outcome: Outcome) -> None:
 
 
 def first(settings: Settings, outcome: Outcome) -> None:
-    """The first commit after an attach, of all the state, beside a copy of the same tensors into new
-    memory of the host. It makes memory, too, and pins nothing yet."""
+    """The first commit after an attach, of all the state, beside a copy of the same tensors into
+    new memory of the host. It makes memory, too, and pins nothing yet."""
     settings.needs(4 * settings.nbytes)
     plain, ours, attaches = [], [], []
     for life in range(3):
