@@ -274,7 +274,9 @@ def _targets(domain: str, rows: list[harness.Row]) -> list[harness.Target]:
         ),
         # the protocol adds none; now and then a fault that captures a page adds one to either
         harness.Target(
-            f"{words}: fences and syncs that a global commit adds to one", writes[0] - writes[1], 0.5
+            f"{words}: fences and syncs that a global commit adds to one",
+            writes[0] - writes[1],
+            0.5,
         ),
     ]
 
