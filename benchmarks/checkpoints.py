@@ -43,14 +43,9 @@ RATE = (
     "times of the run the share is {:.3g}. Beside its bytes a save waits for the syncs of two "
     "commits, and of the index, which is opened and closed"
 )
-LOADS = (
-    "a save leaves nothing in memory, and the load after it reads the disk, where FileSystemReader "
-    "finds its file in the page cache; see the next figure"
-)
 TORCHS = (
-    "torch's own part, a thread that is started for each save and its log, is the most of it: an "
-    "async_save of one number blocks for {:.3g} ms (p95; median {:.3g}), where this one's median "
-    "is {:.3g}"
+    "beside torch's own part, a thread that is started for each save and its log: an async_save of "
+    "one number blocks for {:.3g} ms (p95), this one for {:.3g} ms"
 )
 BLOCK = 8 << 20
 
@@ -502,10 +497,10 @@ def _saving_targets(found: Found, words: str) -> list[harness.Target]:
         text = f"save, {words}: share of the bare disk's rate (or the one above)"
         why = RATE.format(min(found["save"][BARE]) / min(found["save"][OURS]))
         made.append(harness.Target(text, rate, 0.95, at_least=True, reason=why))
-    for reader in (READER, COLD_READER):
-        if reader in found["load"]:
-            slower, why = _ratios(found, "load", OURS, reader), LOADS if reader == READER else ""
-            made.append(harness.Target(f"load, {words}: over {reader}", slower, 1.0, reason=why))
+    # a save to a disk leaves nothing in memory: what is compared reads the disk, too
+    reader = COLD_READER if COLD_READER in found["load"] else READER
+    slower = _ratios(found, "load", OURS, reader)
+    made.append(harness.Target(f"load, {words}: over {reader}", slower, 1.0))
     return made
 
 
@@ -513,12 +508,16 @@ def _blocking_targets(found: Found) -> list[harness.Target]:
     made = []
     for case, ways in found.items():
         copied, bare = _p95(ways[OURS]), _p95(ways[MEMCPY])
-        medians = [1e3 * statistics.median(ways[way]) for way in (NUMBER, ATTACHED)]
-        why = TORCHS.format(1e3 * _p95(ways[NUMBER]), *medians)
-        attached = 1e3 * _p95(ways[ATTACHED])
+        number, attached = 1e3 * _p95(ways[NUMBER]), 1e3 * _p95(ways[ATTACHED])
+        why = TORCHS.format(number, attached)
         made += [
             harness.Target(f"{case}, p95, over memcpy's", copied / bare, 1.3),
-            harness.Target(f"{case}, p95, an attached run, ms", attached, 1.0, reason=why),
+            harness.Target(
+                f"{case}, p95, an attached run, ms more than a number",
+                attached - number,
+                1.0,
+                reason=why,
+            ),
         ]
     return made
 
