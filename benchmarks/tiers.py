@@ -63,15 +63,16 @@ SYNCS = (
     "four syncs and a few milliseconds of writing; syncs do not shrink with the bytes. As many "
     "bytes with the same syncs, written plainly, take {:.3g} of a full flush"
 )
-RESTORED, LONGER = "restore into memory", "file / state"
+RESTORED, LONGER = "restore into memory", "memory / state"
 RESTORE = (
-    "the restored file is {:.3g} times the state, log room included: making its pages on tmpfs "
-    "takes {:.3g} ms of processor time; the next figure has the making of memory on both sides"
+    "the restored store takes {:.3g} times the state in memory: making its pages on tmpfs, and the "
+    "checks, take {:.3g} ms of processor time; the next figure has the making of memory on both "
+    "sides"
 )
 ONE_MORE = "the store's first chunk, which has the number of commits, is written each time"
 NEW_MEMORY = (
-    "a restore makes memory for {:.3g} times the bytes, its log's room too, and checks each chunk: "
-    "{:.3g} ms of processor time, where the reading takes {:.3g}"
+    "a restore makes memory for {:.3g} times the bytes, and checks each chunk: {:.3g} ms of "
+    "processor time, where the reading takes {:.3g}"
 )
 ONE_DISK = (
     "one rank alone writes at the rate of the disk, which two share; the next figure compares with "
@@ -421,7 +422,7 @@ def _bandwidth(size: int, rounds: int, budget: harness.Budget) -> list[harness.R
             target = memory / "restored.pm"
             drop(disk / "tier")
             seconds = timed(RESTORED, lambda: pmstore.restore(target, disk / "tier"))
-            lengths.append(target.stat().st_size / size)
+            lengths.append(512 * target.stat().st_blocks / size)
             target.unlink()
             return seconds
 

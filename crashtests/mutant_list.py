@@ -667,6 +667,11 @@ _THIN = [
     Mutant("thin_copy_trusted", "store/room.c", "    if (backed && has >= bytes_without_holes(pool, backed, (uint64_t)st.st_size))",
            "    if (backed && has + bytes_without_holes(pool, backed, (uint64_t)st.st_size))",
            "a file that a sparse copy was put over says how much of its log is backed", native=THIN),
+    Mutant("thin_data_in_part", "heap/super.c", "(struct pms_stretch){from, super->file_bytes - from};",
+           "(struct pms_stretch){from, super->file_bytes - from - PMS_PAGE};",
+           "a restored store ends in a hole", native=("test_snapshot",)),
+    Mutant("thin_made_unasked", "seam/persist_file.c", "    if (!err && from < to)", "    if (from < to)",
+           "a log takes memory that it was refused", native=THIN),
 ]
 
 MUTANTS: list[Mutant] = [*_UNDO, *_TX, *_LOCKS, *_RECOVER, *_CAPTURE, *_BARE, *_RELIEF, *_RUNS, *_SPILL, *_THIN, *_HEAP, *_DIRECTORY, *_JOURNAL, *_BESIDE, *_HEAD, *_HOLD, *_HOLD_FILE, *_OUTLIVE]

@@ -174,43 +174,63 @@ int pms_restore_begin(const uint8_t *raw, uint64_t *file_bytes, struct pms_error
     return pms_super_check(&super, error);
 }
 
-/* Piece by piece: tmpfs zeroes what it allocates, and lets nobody write meanwhile. reserved:
- * somebody else does write. */
-static int make_room(int fd, uint64_t file_bytes, int *reserved,
-                     const struct pms_transfer *transfer, struct pms_error *error)
+/* The logs of a new store are whole. */
+uint32_t pms_restore_space(const uint8_t *raw, struct pms_stretch *stretch)
 {
-    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
-    for (uint64_t at = 0; at < file_bytes; at += ALLOCATE_BYTES) {
-        if (__atomic_load_n(&transfer->cancel, __ATOMIC_RELAXED))
-            return pms_fail(error, PMS_E_STATE, "cancelled");
-        uint64_t bytes = file_bytes - at < ALLOCATE_BYTES ? file_bytes - at : ALLOCATE_BYTES;
-        errno = reserved ? pms_persist_reserve(&p, fd, at, bytes)
-                         : pms_persist_allocate(&p, fd, at, bytes);
-        if (!errno)
-            continue;
-        if (reserved && PMS_CANNOT_RESERVE(errno)) {
-            *reserved = 0;
-            return PMS_OK;
-        }
-        int status = pms_fail_errno(error, "allocating the restored store's space on the disk");
-        if (error)
-            error->needed = file_bytes;
-        return status;
-    }
-    return PMS_OK;
+    struct pms_superblock super;
+    memcpy(&super, raw, sizeof super);
+    super.features_incompat &= ~PMS_FEATURE_HOLD;
+    return pms_super_stretches(&super, 0, stretch);
 }
 
-int pms_restore_reserve(int fd, uint64_t file_bytes, int *reserved,
+/* Piece by piece: tmpfs zeroes what it allocates, and lets nobody write meanwhile. Returns errno;
+ * ECANCELED: somebody said so. */
+static int make_room(int fd, int (*allocate)(struct pms_persist *, int, uint64_t, uint64_t),
+                     const struct pms_stretch *of, const struct pms_transfer *transfer)
+{
+    struct pms_persist p = {.flush = PMS_FLUSH_NONE};
+    int err = 0;
+    for (uint64_t at = of->off, end = of->off + of->bytes; at < end && !err; at += ALLOCATE_BYTES) {
+        uint64_t bytes = end - at < ALLOCATE_BYTES ? end - at : ALLOCATE_BYTES;
+        err = __atomic_load_n(&transfer->cancel, __ATOMIC_RELAXED) ? ECANCELED
+                                                                   : allocate(&p, fd, at, bytes);
+    }
+    return err;
+}
+
+static int room_made(int err, uint64_t needed, struct pms_error *error)
+{
+    if (!err)
+        return PMS_OK;
+    if (err == ECANCELED)
+        return pms_fail(error, PMS_E_STATE, "cancelled");
+    errno = err;
+    int status = pms_fail_errno(error, "allocating the restored store's space on the disk");
+    if (error)
+        error->needed = needed;
+    return status;
+}
+
+int pms_restore_reserve(int fd, const uint8_t *raw, int *reserved,
                         const struct pms_transfer *transfer, struct pms_error *error)
 {
-    *reserved = 1;
-    return make_room(fd, file_bytes, reserved, transfer, error);
+    struct pms_stretch stretch[PMS_STRETCHES_MOST];
+    uint32_t n = pms_restore_space(raw, stretch);
+    uint64_t needed = 0;
+    int err = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        needed += stretch[i].bytes;
+        err = err ? err : make_room(fd, pms_persist_reserve, &stretch[i], transfer);
+    }
+    *reserved = !PMS_CANNOT_RESERVE(err);
+    return *reserved ? room_made(err, needed, error) : PMS_OK;
 }
 
 int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer,
                          struct pms_error *error)
 {
-    return make_room(fd, file_bytes, NULL, transfer, error);
+    struct pms_stretch all = {0, file_bytes};
+    return room_made(make_room(fd, pms_persist_allocate, &all, transfer), file_bytes, error);
 }
 
 int pms_restore_seal(int fd, const uint8_t *raw, int domain, struct pms_error *error)

@@ -8,6 +8,7 @@
 #include "base/layout.h"
 #include "commit/pool.h"
 #include "flush/transfer.h"
+#include "heap/super.h"
 
 struct pms_snapshot;
 
@@ -41,9 +42,11 @@ int pms_snapshot_chunks(struct pms_snapshot *snapshot, uint64_t since, uint64_t 
  * which makes it a store. super: from struct pms_snapshot_info, maybe from an enemy: _begin
  * checks it. Durable after _seal. transfer: only to cancel. Room is made by _reserve, while
  * chunks are written, or, where the file system cannot (*reserved = 0), by _allocate, while
- * nobody writes. */
+ * nobody writes. _reserve makes what a new store has: logs stay holes, which an open for writing
+ * backs as far as I5 asks. _space: these stretches, and how many. */
 int pms_restore_begin(const uint8_t *super, uint64_t *file_bytes, struct pms_error *error);
-int pms_restore_reserve(int fd, uint64_t file_bytes, int *reserved,
+uint32_t pms_restore_space(const uint8_t *super, struct pms_stretch *stretch);
+int pms_restore_reserve(int fd, const uint8_t *super, int *reserved,
                         const struct pms_transfer *transfer, struct pms_error *error);
 int pms_restore_allocate(int fd, uint64_t file_bytes, const struct pms_transfer *transfer,
                          struct pms_error *error);

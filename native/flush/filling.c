@@ -5,23 +5,18 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/vfs.h>
 #include <time.h>
 
 #include "base/layout.h"
 #include "base/lock.h"
 #include "base/pages.h"
+#include "seam/huge.h"
 #include "seam/persist.h"
 #include "flush/transfer.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
-#endif
-
-#define TMPFS_TYPE 0x01021994
 
 /* Of a block: */
 enum { BARE, AT_IT, READY };
@@ -37,16 +32,10 @@ struct pms_filling {
     _Atomic uint32_t state[]; /* of each block: what waits for it waits here */
 };
 
-static bool in_memory(int fd)
-{
-    struct statfs s;
-    return fstatfs(fd, &s) == 0 && (uint64_t)s.f_type == TMPFS_TYPE;
-}
-
 int pms_filling_open(int fd, uint64_t bytes, struct pms_filling **out, struct pms_error *error)
 {
     *out = NULL;
-    if (!in_memory(fd) || bytes < PMS_PAGE)
+    if (!pms_huge_in_memory(fd) || bytes < PMS_PAGE)
         return PMS_OK;
     uint64_t blocks = (bytes + PMS_FILLING_BLOCK - 1) / PMS_FILLING_BLOCK;
     struct pms_filling *f = calloc(1, sizeof *f + blocks * sizeof f->state[0]);
@@ -90,17 +79,6 @@ void pms_filling_close(struct pms_filling *f)
 uint64_t pms_filling_bytes(const struct pms_filling *f) { return f->bytes; }
 unsigned char *pms_filling_at(const struct pms_filling *f, uint64_t off) { return f->map + off; }
 
-/* One page of each huge page, then all of them at once: the kernel makes huge pages of what is
- * partly there, whatever it does at faults. Where it did, they are there. It may have none, or not
- * know how: then there is no room yet. Returns how many bytes from off on have it. */
-static uint64_t make_huge(struct pms_filling *f, uint64_t off, uint64_t bytes)
-{
-    uint64_t whole = pms_huge_down(bytes);
-    for (uint64_t at = off; at < off + whole; at += PMS_HUGE)
-        (void)madvise(f->map + at, PMS_PAGE, MADV_POPULATE_WRITE);
-    return whole && madvise(f->map + off, whole, MADV_COLLAPSE) == 0 ? whole : 0;
-}
-
 static uint64_t spent_ns(void)
 {
     struct timespec t;
@@ -126,7 +104,8 @@ static int reserve(struct pms_filling *f, uint64_t off, uint64_t bytes)
 static int make_room(struct pms_filling *f, uint64_t off, uint64_t bytes, int filled)
 {
     bool huge = filled || atomic_load(&f->huge_ns) < atomic_load(&f->plain_ns);
-    uint64_t begun = spent_ns(), there = huge ? make_huge(f, off, bytes) : 0;
+    uint64_t begun = spent_ns(), whole = huge ? pms_huge_down(bytes) : 0;
+    uint64_t there = whole && pms_huge_make(f->map + off, whole) ? whole : 0;
     if (huge && bytes == PMS_FILLING_BLOCK)
         atomic_store(&f->huge_ns, there == bytes ? spent_ns() - begun : UINT64_MAX);
     int err = reserve(f, off + there, bytes - there);

@@ -155,22 +155,32 @@ static uint64_t free_word(uint64_t page, uint64_t pages)
     return word | (uint64_t)pms_check16(page, word) << 48;
 }
 
-int pms_super_allocate(int fd, struct pms_persist *p, const struct pms_superblock *super,
-                       uint32_t first)
+uint32_t pms_super_stretches(const struct pms_superblock *super, uint32_t first,
+                             struct pms_stretch *stretch)
 {
-    uint64_t begin = first ? end_of(&super->segment[first - 1]) : 0, from = begin;
+    uint32_t n = 0;
+    uint64_t from = first ? end_of(&super->segment[first - 1]) : 0;
     bool whole = super->features_incompat & PMS_FEATURE_HOLD;
     for (uint32_t i = first; i < super->segment_count && !whole; i++) {
         const struct pms_segment *s = &super->segment[i];
-        int err = pms_persist_reserve(p, fd, from, s->log_off + PMS_PAGE - from);
-        if (!err)
-            err = pms_persist_reserve(p, fd, s->data_off, end_of(s) - s->data_off);
-        from = end_of(s);
-        if (err && !PMS_CANNOT_RESERVE(err))
-            return err;
-        whole = err;
+        stretch[n++] = (struct pms_stretch){from, s->log_off + PMS_PAGE - from};
+        from = s->data_off;
     }
-    return whole ? pms_persist_allocate(p, fd, begin, super->file_bytes - begin) : 0;
+    stretch[n++] = (struct pms_stretch){from, super->file_bytes - from};
+    return n;
+}
+
+int pms_super_allocate(int fd, struct pms_persist *p, const struct pms_superblock *super,
+                       uint32_t first)
+{
+    struct pms_stretch stretch[PMS_STRETCHES_MOST];
+    uint32_t n = pms_super_stretches(super, first, stretch);
+    int err = 0;
+    for (uint32_t i = 0; i < n && !err; i++)
+        err = pms_persist_reserve(p, fd, stretch[i].off, stretch[i].bytes);
+    return PMS_CANNOT_RESERVE(err)
+               ? pms_persist_allocate(p, fd, stretch->off, super->file_bytes - stretch->off)
+               : err;
 }
 
 int pms_super_format_segments(int fd, struct pms_persist *p, const struct pms_superblock *super,

@@ -19,11 +19,20 @@ int pms_super_plan(struct pms_superblock *super, uint64_t file_bytes, uint64_t m
 int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes,
                           struct pms_error *error);
 
-/* Allocates the space of segments from `first` on, and of what is before the first one. Of
- * their logs the first page alone, where a reader looks for entries (on tmpfs that takes a page,
- * and a full one ends the process): the rest is backed as it is needed (seam/backing.h). But for
- * logs that are cut in halves, and where the file system cannot allocate beside others' writes.
- * Returns errno. */
+/* What has its space on the disk from the beginning, of segments from `first` on and of what is
+ * before the first one, in order: all but their logs. Of those the first page alone has it, where
+ * a reader looks for entries (on tmpfs that takes a page, and a full one ends the process): the
+ * rest is backed as it is needed (seam/backing.h). Logs that are cut in halves have all of it.
+ * Returns how many. */
+struct pms_stretch {
+    uint64_t off, bytes;
+};
+#define PMS_STRETCHES_MOST (PMS_MAX_SEGMENTS + 1)
+uint32_t pms_super_stretches(const struct pms_superblock *super, uint32_t first,
+                             struct pms_stretch *stretch);
+
+/* Allocates these; all of the segments where the file system cannot allocate beside others'
+ * writes. Returns errno. */
 int pms_super_allocate(int fd, struct pms_persist *p, const struct pms_superblock *super,
                        uint32_t first);
 

@@ -3,11 +3,13 @@
 #include <errno.h>
 
 #include "base/pages.h"
+#include "seam/huge.h"
 
 /* More than is asked for, so that small blocks do not each make a system call; at edges of huge
  * pages where a log is large. */
 #define STEP_SMALL (64u << 10)
 #define STEP_SHARE 8u
+#define MADE_AT_ONCE (STEP_SHARE * PMS_HUGE) /* each time waits for all cores */
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -42,9 +44,13 @@ void pms_backing_tell(struct pms_backing *b, _Atomic uint64_t *told)
     count(b);
 }
 
-void pms_backing_open(struct pms_backing *b, int fd, struct pms_persist *persist, bool sync)
+void pms_backing_open(struct pms_backing *b, int fd, unsigned char *mapped,
+                      struct pms_persist *persist, bool sync)
 {
-    *b = (struct pms_backing){.fd = fd, .persist = persist, .sync = sync};
+    *b = (struct pms_backing){.fd = fd,
+                              .memory = mapped && pms_huge_in_memory(fd) ? mapped : NULL,
+                              .persist = persist,
+                              .sync = sync};
 }
 
 void pms_backing_learn(struct pms_backing *b, const struct pms_superblock *super, bool backed)
@@ -94,13 +100,21 @@ static uint64_t step_end(const struct pms_backed *p, uint64_t to)
     return least((p->off + to + step - 1) / step * step - p->off, p->bytes);
 }
 
+static int reserve(const struct pms_backing *b, const struct pms_backed *p, uint64_t end)
+{
+    uint64_t off = p->off + p->backed, bytes = end - p->backed;
+    return b->memory && bytes >= MADE_AT_ONCE
+               ? pms_persist_make(b->persist, b->fd, b->memory, off, bytes)
+               : pms_persist_reserve(b->persist, b->fd, off, bytes);
+}
+
 static int back(struct pms_backing *b, struct pms_backed *p, uint64_t to)
 {
     uint64_t end = step_end(p, to);
-    int err = pms_persist_reserve(b->persist, b->fd, p->off + p->backed, end - p->backed);
+    int err = reserve(b, p, end);
     if ((err == ENOSPC || err == EDQUOT) && end > to) { /* no more than is needed, then */
         end = to;
-        err = pms_persist_reserve(b->persist, b->fd, p->off + p->backed, end - p->backed);
+        err = reserve(b, p, end);
     }
     if (PMS_CANNOT_RESERVE(err)) {
         /* where the file system has no way to do it, format and open leave no holes */

@@ -131,6 +131,9 @@ ssize_t pms_persist_read(int fd, void *to, size_t n, uint64_t offset);
 int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes);
 /* fallocate: as above, but writes nothing itself, so that others may meanwhile. */
 int pms_persist_reserve(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes);
+/* The same for a file in memory that is mapped writable: what it can is made of huge pages. */
+int pms_persist_make(struct pms_persist *p, int fd, unsigned char *mapped, uint64_t offset,
+                     uint64_t bytes);
 #define PMS_CANNOT_RESERVE(err) ((err) == EOPNOTSUPP || (err) == ENOSYS || (err) == EINVAL)
 int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes);
 /* what the page cache has of it and need not have: advice alone */

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include "base/layout.h"
+#include "base/pages.h"
+#include "seam/huge.h"
 #include "seam/persist.h"
 
 _Thread_local int pms_persist_hook_fd;
@@ -145,16 +147,30 @@ int pms_persist_allocate(struct pms_persist *p, int fd, uint64_t offset, uint64_
     return err;
 }
 
-int pms_persist_reserve(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes)
+static int reserve(int fd, uint64_t offset, uint64_t bytes)
 {
-    (void)p;
-    int err = hook(PMS_PRIM_ALLOCATE, fd, (uintptr_t)offset, (size_t)bytes);
-    if (err)
-        return err;
     while (fallocate(fd, 0, (off_t)offset, (off_t)bytes) != 0)
         if (errno != EINTR)
             return errno;
     return 0;
+}
+
+int pms_persist_reserve(struct pms_persist *p, int fd, uint64_t offset, uint64_t bytes)
+{
+    (void)p;
+    int err = hook(PMS_PRIM_ALLOCATE, fd, (uintptr_t)offset, (size_t)bytes);
+    return err ? err : reserve(fd, offset, bytes);
+}
+
+int pms_persist_make(struct pms_persist *p, int fd, unsigned char *mapped, uint64_t offset,
+                     uint64_t bytes)
+{
+    (void)p;
+    uint64_t from = pms_huge_up(offset), to = pms_huge_down(offset + bytes);
+    int err = hook(PMS_PRIM_ALLOCATE, fd, (uintptr_t)offset, (size_t)bytes);
+    if (!err && from < to)
+        (void)pms_huge_make(mapped + from, to - from);
+    return err ? err : reserve(fd, offset, bytes);
 }
 
 int pms_persist_truncate(struct pms_persist *p, int fd, uint64_t bytes)

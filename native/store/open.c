@@ -263,8 +263,8 @@ static int start_engine(struct opening *o, struct pms_error *error)
         return status;
     struct pms_backing *backing = &pool->undo.charge.backing;
     if (!pool->opened.read_only)
-        pms_backing_open(backing, pool->opened.fd, &pool->persist,
-                         pool->persist.flush != PMS_FLUSH_NONE);
+        pms_backing_open(backing, pool->opened.fd, pool->map.shared ? pool->map.engine : NULL,
+                         &pool->persist, pool->persist.flush != PMS_FLUSH_NONE);
     pms_undo_set_extents(&pool->undo, &pool->super);
     pms_backing_trust(backing, pool->opened.backed);
     pms_backing_tell(backing, pms_footer_told(&pool->map));

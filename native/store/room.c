@@ -73,7 +73,7 @@ static uint64_t bytes_without_holes(struct pms_pool *pool, uint64_t backed, uint
 {
     struct pms_backing b;
     uint64_t hole = 0;
-    pms_backing_open(&b, pool->opened.fd, &pool->persist, false);
+    pms_backing_open(&b, pool->opened.fd, NULL, &pool->persist, false);
     pms_backing_learn(&b, &pool->super, false);
     pms_backing_trust(&b, backed);
     for (uint32_t i = 0; i < b.count; i++)

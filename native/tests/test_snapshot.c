@@ -157,7 +157,10 @@ static int load_by(struct tier *t, bool filled, struct pms_error *e)
     int status = pms_restore_begin(t->super, &bytes, e);
     if (status == PMS_OK && filled)
         status = pms_filling_open(out, bytes, &f, e);
+    int reserved = f != NULL;
     if (status == PMS_OK && !f)
+        status = pms_restore_reserve(out, t->super, &reserved, &(struct pms_transfer){0}, e);
+    if (status == PMS_OK && !reserved)
         status = pms_restore_allocate(out, bytes, &(struct pms_transfer){0}, e);
     if (status == PMS_OK)
         status = pms_transfer_copy(in, t->at, out, f, to, t->crc, t->count, CHUNK, bytes, &bad,
@@ -185,6 +188,16 @@ static bool same_from(uint64_t off, int a, int b)
     return pread(b, y, 1, (off_t)off) == 0;
 }
 
+/* All that a reader looks at, and all data: never a hole. */
+static uint64_t space_of(const struct tier *t)
+{
+    struct pms_stretch stretch[PMS_STRETCHES_MOST];
+    uint64_t bytes = 0;
+    for (uint32_t i = 0, n = pms_restore_space(t->super, stretch); i < n; i++)
+        bytes += stretch[i].bytes;
+    return bytes;
+}
+
 static void both_ways_are_the_same(struct tier *t)
 {
     struct pms_error e;
@@ -192,6 +205,8 @@ static void both_ways_are_the_same(struct tier *t)
     CHECK(load(t, &e) == PMS_OK);
     int plain = open(restored_path, O_RDONLY | O_CLOEXEC);
     CHECK(plain >= 0 && unlink(restored_path) == 0);
+    CHECK(fstat(plain, &status) == 0 && (uint64_t)status.st_size == t->file_bytes);
+    CHECK((uint64_t)status.st_blocks * 512 >= space_of(t) && space_of(t) < t->file_bytes);
     CHECK(load_by(t, true, &e) == PMS_OK);
     int filled = open(restored_path, O_RDONLY | O_CLOEXEC);
     CHECK(same_from(PMS_OFF_ROOT, plain, filled));

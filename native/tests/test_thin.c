@@ -50,6 +50,31 @@ static void ordinary_blocks_take_theirs_at_once(void)
     close_store();
 }
 
+/* In memory it comes on huge pages: asked for like any other room, and there like any other. */
+static void much_of_a_log_is_made_at_once(void)
+{
+    uint64_t data;
+    open_with(PMS_MODE_TRUNCATE, 96 * MIB, 0);
+    disk_is_full();
+    CHECK(put_array("much", 36 * MIB, &data) == PMS_E_FULL);
+    CHECK(ok(pms_rollback(pool, &e)));
+    disk_has_room();
+    uint64_t before = allocated();
+    CHECK(ok(put_array("much", 36 * MIB, &data)));
+    CHECK(domain == PMS_DOMAIN_FILE || allocated() + SLACK >= before + 36 * MIB);
+    CHECK(allocated() <= before + 36 * MIB + SLACK + (domain == PMS_DOMAIN_FILE ? 16 * MIB : 0));
+    CHECK(ok(pms_commit(pool, &e)));
+    disk_is_full();
+    memset(memory(data), 1, 36 * MIB);
+    CHECK(ok(pms_rollback(pool, &e)));
+    CHECK(all(memory(data), 36 * MIB, 0));
+    memset(memory(data), 2, 36 * MIB);
+    CHECK(ok(pms_commit(pool, &e)));
+    disk_has_room();
+    CHECK(all(memory(data), 36 * MIB, 2));
+    close_store();
+}
+
 static void a_slot_written_in_place_takes_its_own(void)
 {
     made();
@@ -532,6 +557,7 @@ int main(void)
         domain = domains[i];
         TEST(slots_take_no_log);
         TEST(ordinary_blocks_take_theirs_at_once);
+        TEST(much_of_a_log_is_made_at_once);
         TEST(a_slot_written_in_place_takes_its_own);
         TEST(declared_writes_are_refused_by_a_full_disk);
         TEST(ordinary_stores_never_fail_after_captures);

@@ -410,14 +410,22 @@ def store_size(head: bytes, path: str) -> int:
     return int(size[0])
 
 
-def reserve_store(fd: int, size: int, transfer: Transfer, path: str) -> bool:
-    """Makes room for a file of that size while others write to it. Returns False if the file system
+def store_space(head: bytes) -> list[tuple[int, int]]:
+    """Returns the stretches (offset, bytes) of a new store that have their space from the
+    beginning: all but most of its logs. REQUIRES: `store_size` took the superblock."""
+    stretches = native_ffi.new("struct pms_stretch[]", native.PMS_STRETCHES_MOST)
+    count = native.pms_restore_space(head, stretches)
+    return [(one.off, one.bytes) for one in stretches[0:count]]
+
+
+def reserve_store(fd: int, head: bytes, transfer: Transfer, path: str) -> bool:
+    """Makes room for `store_space` while others write to the file. Returns False if the file system
     cannot, and nothing was done.
 
     Raises: StoreFullError, OSError; TransactionError if it was cancelled.
     """
     reserved = native_ffi.new("int *")
-    call(path, native.pms_restore_reserve, fd, size, reserved, transfer.raw)
+    call(path, native.pms_restore_reserve, fd, head, reserved, transfer.raw)
     return bool(reserved[0])
 
 

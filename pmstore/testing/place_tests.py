@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pmstore._base.newfile import create
-from pmstore._engine.snapshot import LIVE, SPARED, Fill, Snapshot, Transfer, checksum, reserve_store
+from pmstore._engine.snapshot import LIVE, SPARED, Fill, Snapshot, Transfer, checksum, reserve
 from pmstore.errors import PmstoreError, TierError
 from pmstore.objects.array import Array
 from pmstore.opening import open as open_store
@@ -242,7 +242,7 @@ class PlaceTests:
             fill = Fill(file.fileno(), nbytes if place.maps else 0, str(path))
             try:
                 if not fill.mapped:
-                    reserve_store(file.fileno(), nbytes, Transfer(), str(path))
+                    reserve(file.fileno(), nbytes, str(path))
                 store = NewStore(file.fileno(), path, nbytes, fill)
                 place.copy(files, CHUNK_BYTES, store, transfer)
             finally:

@@ -92,11 +92,13 @@ def test_nothing_is_written_beside_the_copying_of_a_restore(shm: Path) -> None:
     (count,) = refusing(
         shm,
         """
+pmstore.open(f"{folder}/s.pm", size=40 * MIB).close()
+head = open(f"{folder}/s.pm", "rb").read(4096)
 refuse(errno.EOPNOTSUPP, fallocate)
 fd = os.open(f"{folder}/new", os.O_RDWR | os.O_CREAT, 0o600)
 os.pwrite(fd, b"x", 3 * MIB)
 before = writes()
-assert not snapshot.reserve_store(fd, 40 * MIB, snapshot.Transfer(), "new")
+assert not snapshot.reserve_store(fd, head, snapshot.Transfer(), "new")
 print(writes() - before)
 assert os.fstat(fd).st_size == 3 * MIB + 1
 snapshot.allocate_store(fd, 40 * MIB, snapshot.Transfer(), "new")

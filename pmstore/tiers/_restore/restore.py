@@ -230,11 +230,12 @@ def _sync_directory(path: Path) -> None:
 def _make_room(
     fd: int, fill: Fill, manifest: Manifest, size: int, room: Transfer, path: str
 ) -> bool:
-    """Makes room for the store, beside the copying. False: it cannot, and nothing was done. In
-    memory what nothing is copied to comes first: that may take as long as a disk needs for the
-    rest. Those who copy make room for it themselves."""
+    """Makes the room that a new store has, beside the copying: an open for writing makes that of
+    logs, as far as it needs any. False: it cannot, and nothing was done. In memory what nothing is
+    copied to comes first: that may take as long as a disk needs for the rest. Those who copy make
+    room for it themselves."""
     if not fill.mapped:
-        return snapshot.reserve_store(fd, size, room, path)
+        return snapshot.reserve_store(fd, manifest.head, room, path)
     block, offsets = (
         snapshot.FILLING_BLOCK,
         manifest.chunks["index"].astype(np.int64) * manifest.chunk_bytes,
@@ -245,8 +246,11 @@ def _make_room(
     np.add.at(ends, offsets // block, 1)
     np.add.at(ends, (np.minimum(offsets + manifest.chunk_bytes, size) - 1) // block + 1, -1)
     filled = np.cumsum(ends[:-1]) > 0
+    space = np.zeros(len(filled), bool)
+    for offset, nbytes in snapshot.store_space(manifest.head):
+        space[offset // block : (offset + nbytes - 1) // block + 1] = True
     for now in (False, True):
-        for number in np.flatnonzero(filled == now):
+        for number in np.flatnonzero(space & (filled == now)):
             offset = int(number) * block
             fill.reserve(offset, min(block, size - offset), now, room, path)
     return True
@@ -261,8 +265,8 @@ def _fill(
     progress: Callable[[int, int], Any] | None,
     patience: Patience,
 ) -> None:
-    """Copies the epoch. Room for all of the store is made beside that: where the file system zeroes
-    it that takes as long. Where it cannot make any, the C library writes to each block that nobody
+    """Copies the epoch. Room for the store is made beside that: where the file system zeroes it,
+    that takes as long. Where it cannot make any, the C library writes to each block that nobody
     has written to: only afterwards. This thread waits for both: an interrupt finds it at once, and
     ends them."""
     room, transfer, tasks, place = Transfer(), Transfer(), Tasks(), source.place
