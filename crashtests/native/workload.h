@@ -141,6 +141,11 @@ void wl_all_cores(struct wl *w);
 void wl_churn(struct wl *w);
 void wl_pins(struct wl *w);
 
+/* brought.c */
+void wl_brought(struct wl *w);
+void wl_brought_held(struct wl *w);
+void wl_unchanged(struct wl *w);
+
 /* script.c */
 extern uint64_t wl_mixture_seed;
 extern const char *wl_script_text;
