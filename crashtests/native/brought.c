@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "flush/bring.h"
+#include "journal/journal.h"
 #include "workload.h"
 
 #define PAGE_WORDS (PMS_PAGE / 4u)
@@ -64,8 +65,8 @@ static void bring(struct wl *w, const struct brought *b, uint32_t seed)
     carry(w, b, home, seed);
 }
 
-/* one save after another; stored to afterwards; brought twice; rolled back; over what was freed,
- * whose images wait */
+/* one save after another; stored to afterwards; brought twice; rolled back; into what is committed,
+ * which is stored to then */
 void wl_brought(struct wl *w)
 {
     struct pms_bring home[ARRAYS] = {0};
@@ -84,13 +85,50 @@ void wl_brought(struct wl *w)
     bring(w, &two, 6);
     memset(wl_data(w, "b1", NULL), 7, 4 * LEAST);
     wl_commit(w);
-    memset(wl_data(w, "b1", NULL), 8, 4 * LEAST);
-    wl_commit(w); /* images, in the journal */
-    wl_remove(w, 0, "b1");
-    wl_remove(w, 0, "b2");
+    wl_data(w, "keep", NULL)[3] = 7;
     wl_commit(w);
-    bring(w, &two, 9);
+    const unsigned char *base = w->failed ? NULL : w->pool->map.user;
+    for (uint32_t i = 0; base && i < ARRAYS; i++)
+        home[i].data = (uint64_t)((unsigned char *)wl_data(w, two.name[i], NULL) - base);
+    carry(w, &two, home, 7);
     wl_commit(w);
+}
+
+static void still_holds(struct wl *w, const struct brought *b, uint32_t seed)
+{
+    for (uint32_t i = 0; i < ARRAYS; i++) {
+        uint32_t *source = malloc(4ull * b->words[i]);
+        fill(source, b->words[i], seed + i);
+        if (!w->failed && memcmp(wl_data(w, b->name[i], NULL), source, 4ull * b->words[i]) != 0)
+            wl_done(w, pms_fail(&w->error, PMS_E_CORRUPT, "an older image lies on a new block"));
+        free(source);
+    }
+}
+
+static void write_images_home(struct wl *w)
+{
+    if (!w->failed && w->pool->journal)
+        wl_done(w, pms_journal_drain(w->pool->journal, &w->error));
+}
+
+/* where other blocks were, whose images wait to be written home, and are before the commit */
+void wl_brought_over(struct wl *w)
+{
+    for (uint32_t round = 0; round < 3; round++) {
+        bring(w, &two, 10 * round);
+        write_images_home(w);
+        wl_commit(w);
+        still_holds(w, &two, 10 * round);
+        for (uint32_t i = 0; i < ARRAYS; i++)
+            memset(wl_data(w, two.name[i], NULL), (int)(i + round + 1), 4ull * two.words[i]);
+        wl_commit(w);
+        wl_remove(w, 0, "b1");
+        wl_remove(w, 0, "b2");
+        wl_commit(w);
+    }
+    bring(w, &two, 50);
+    wl_commit(w);
+    still_holds(w, &two, 50);
 }
 
 /* in a store that grows for it, while a snapshot reads what was there, over a held version and back

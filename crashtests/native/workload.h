@@ -143,6 +143,7 @@ void wl_pins(struct wl *w);
 
 /* brought.c */
 void wl_brought(struct wl *w);
+void wl_brought_over(struct wl *w);
 void wl_brought_held(struct wl *w);
 void wl_unchanged(struct wl *w);
 

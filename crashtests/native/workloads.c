@@ -344,6 +344,7 @@ const struct workload wl_table[] = {
     {"churn", wl_churn, false, 0},
     {"pins", wl_pins, false, 0},
     {"brought", wl_brought, false, 0},
+    {"brought_over", wl_brought_over, false, 0},
     {"brought_held", wl_brought_held, false, 0},
     {"unchanged", wl_unchanged, false, 0},
     {"mixture_1", wl_mixture_1, false, 0},
