@@ -22,7 +22,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from crashtests import cases, disk, tiers
 from crashtests.jobs import BUILD, MEMORY
 from crashtests.report import leave
 from pmstore.dcp import StoreReader, StoreWriter
-from pmstore.dcp._read.folder import FolderSource
 from pmstore.dcp._write import save_part
 
 STORIES = ("saves", "async saves", "saves beside readers")
@@ -62,27 +61,43 @@ def content(step: int) -> dict[str, Any]:
 # ---- what is recorded ----
 
 
-def _beside(stack: ExitStack, folder: Path, writer: StoreWriter) -> None:
-    """Has the newest checkpoint read meanwhile: by a snapshot and by views in this process, by
-    another process over the file."""
+READER = """
+import sys, zlib
+import pmstore
+
+with pmstore.open(sys.argv[1], "r") as store:
+    part = next(name for name in store if name.startswith("part-"))
+    arrays = [array for name, array in store[part].items() if name != "table"]
+    sums = [zlib.crc32(array.numpy()) for array in arrays]
+    print("open", flush=True)
+    sys.stdin.read()
+    assert sums == [zlib.crc32(array.numpy()) for array in arrays]
+    del arrays
+"""
+
+
+@contextmanager
+def _reading(folder: Path, writer: StoreWriter) -> Iterator[None]:
+    """Has a checkpoint read meanwhile: by a snapshot and by views in this process, and by another
+    process. All of them read the same at the end."""
     assert writer._store is not None
     store = writer._store.store
-    snapshot = store._pin_committed()
-    assert snapshot is not None
-    stack.callback(snapshot.close)
-    source = FolderSource(str(folder))
-    stack.callback(source.close)
     part = next(name for name in store if name.startswith("part-"))
     held = [array for name, array in store[part].items() if name != "table"]
-    stack.callback(held.clear)
-    program = (
-        "import pmstore, sys; s = pmstore.open(sys.argv[1], 'r'); print(len(s), flush=True); "
-        "sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", program, store.path]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    reader = stack.enter_context(subprocess.Popen(command, **pipes))  # type: ignore[call-overload]
-    assert reader.stdout.readline()
+    there = [array.clone() for array in held]
+    snapshot = store._pin_committed()
+    assert snapshot is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, store.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout is not None and reader.stdout.readline() == b"open\n"
+        yield
+    assert reader.returncode == 0
+    for array, was in zip(held, there, strict=True):
+        found = torch.empty_like(was)
+        snapshot.copy(array.data_ptr() - store._core.pool.info.base, found.numpy())
+        assert torch.equal(found, was) and torch.equal(array, was)
+    snapshot.close()
 
 
 def record_saves(recorder: ctypes.CDLL, folder: Path, target: Path, story: str) -> int:
@@ -111,7 +126,7 @@ def record_saves(recorder: ctypes.CDLL, folder: Path, target: Path, story: str) 
                 dcp.save(state, **where)
             recorder.recorder_mark(ctypes.c_uint64(step))
             if story == "saves beside readers" and step == GROWS - 1:
-                _beside(readers, folder, writer)
+                readers.enter_context(_reading(folder, writer))
             elif step == STEPS - 1:
                 readers.close()
     return straight
