@@ -65,6 +65,8 @@ static void bring(struct wl *w, const struct brought *b, uint32_t seed)
     carry(w, b, home, seed);
 }
 
+void wl_bring(struct wl *w, uint32_t seed) { bring(w, &two, seed); }
+
 /* one save after another; stored to afterwards; brought twice; rolled back; into what is committed,
  * which is stored to then */
 void wl_brought(struct wl *w)
@@ -159,16 +161,16 @@ void wl_brought_held(struct wl *w)
 
 #define PAGES 12u
 
-static void store_same(struct wl *w, const char *name)
+void wl_store_same(struct wl *w, const char *name)
 {
-    uint64_t words;
+    uint64_t words = 0;
     volatile uint32_t *at = wl_data(w, name, &words);
     for (uint64_t i = 0; i < words; i += PAGE_WORDS / 2)
         at[i] = at[i];
 }
 
 /* each third changes, each third changes and changes back, and the others are stored to */
-static void store_back(struct wl *w, const char *name, uint32_t value)
+void wl_store_back(struct wl *w, const char *name, uint32_t value)
 {
     uint64_t words;
     volatile uint32_t *at = wl_data(w, name, &words);
@@ -186,23 +188,23 @@ void wl_unchanged(struct wl *w)
     wl_array(w, 0, "pages", PAGES * PAGE_WORDS, 1);
     wl_commit(w);
     for (uint32_t round = 0; round < 6; round++) {
-        store_back(w, "pages", round);
+        wl_store_back(w, "pages", round);
         if (round % 3 == 1) {
             wl_rollback(w);
-            store_same(w, "pages");
+            wl_store_same(w, "pages");
         }
-        store_back(w, round % 2 ? "medium" : "large", 7 + round);
+        wl_store_back(w, round % 2 ? "medium" : "large", 7 + round);
         wl_commit(w);
-        store_same(w, "pages");
-        store_same(w, "large");
+        wl_store_same(w, "pages");
+        wl_store_same(w, "large");
         if (round == 3)
             wl_reopen_holding(w);
         else
             wl_commit(w);
     }
-    store_back(w, "pages", 100);
+    wl_store_back(w, "pages", 100);
     wl_commit(w);
     wl_back(w);
-    store_same(w, "pages");
+    wl_store_same(w, "pages");
     wl_commit(w);
 }

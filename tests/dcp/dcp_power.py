@@ -90,13 +90,15 @@ def _reading(folder: Path, writer: StoreWriter) -> Iterator[None]:
     with subprocess.Popen(
         [sys.executable, "-c", READER, store.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as reader:
-        assert reader.stdout is not None and reader.stdout.readline() == b"open\n"
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"open\n"
         yield
     assert reader.returncode == 0
     for array, was in zip(held, there, strict=True):
         found = torch.empty_like(was)
         snapshot.copy(array.data_ptr() - store._core.pool.info.base, found.numpy())
-        assert torch.equal(found, was) and torch.equal(array, was)
+        assert torch.equal(found, was)
+        assert torch.equal(array, was)
     snapshot.close()
 
 

@@ -23,7 +23,7 @@ pytestmark = [
 @pytest.fixture
 def place(shm: Path) -> Path:
     if not dcp_power.takes_direct(shm):
-        pytest.skip("this system's memory file systems have no O_DIRECT: nothing goes straight home")
+        pytest.skip("tmpfs has no O_DIRECT here: nothing goes straight home")
     return shm
 
 
