@@ -183,8 +183,43 @@ void wl_store_back(struct wl *w, const char *name, uint32_t value)
     }
 }
 
+static void store_word(struct wl *w, uint64_t at, uint32_t words, uint32_t word)
+{
+    for (uint32_t i = 0; !w->failed && i < words; i++)
+        ((volatile uint32_t *)(void *)(w->pool->map.user + at))[i] = word;
+}
+
+/* A view outlives a roll back and is stored to; then its place goes to an array that becomes as the
+ * dead one was. */
+static void in_the_place_of_the_dead(struct wl *w)
+{
+    struct pms_object dead = {0};
+    wl_array(w, 0, "place", 4 * LEAST, 1);
+    if (!w->failed)
+        wl_done(w, pms_object_get(w->pool, 0, "place", 5, &dead, &w->error));
+    wl_rollback(w);
+    store_word(w, dead.data, 4 * LEAST, 2);
+    if (!w->failed)
+        pms_unpin(w->pool, dead.data);
+    store_word(w, wl_array(w, 0, "place", 4 * LEAST, 3), 4 * LEAST, 1);
+    wl_commit(w);
+}
+
+/* A page becomes what its neighbour was. */
+static void trade_places(struct wl *w)
+{
+    uint64_t at = wl_array(w, 0, "place", PAGES * PAGE_WORDS, 1);
+    for (uint32_t round = 0; round < 3; round++) {
+        for (uint32_t page = 0; page < PAGES; page++)
+            store_word(w, at + page * PMS_PAGE, PAGE_WORDS, (page + round) % 2);
+        wl_commit(w);
+    }
+}
+
 void wl_unchanged(struct wl *w)
 {
+    in_the_place_of_the_dead(w);
+    trade_places(w);
     wl_array(w, 0, "pages", PAGES * PAGE_WORDS, 1);
     wl_commit(w);
     for (uint32_t round = 0; round < 6; round++) {
