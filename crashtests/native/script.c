@@ -125,7 +125,7 @@ static void end_of_transaction(struct script *s, char op)
         reopen(s);
     else
         wl_commit(w);
-    if (depth <= 1)
+    if (depth == 0 || (depth == 1 && op != 'b')) /* a block within one ends nothing */
         s->flipped[0] = s->flipped[1] = false;
 }
 
