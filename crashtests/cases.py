@@ -39,6 +39,7 @@ KINDS = {
     "programs": "tests.programs.harness:CASES",
     "jobs": "tests.jobs.harness:CASES",
     "dcp": "tests.dcp.dcp_kills:CASES",
+    "saves": "tests.dcp.dcp_power:CASES",
 }
 Item = TypeVar("Item")
 

@@ -17,6 +17,9 @@ CREATE, WRITE, SYNC, RENAME, LINK, UNLINK, MKDIR, SIZE, MARK, TRUNCATE, STORE, S
     1, 13
 )
 SECTOR = 512
+LOST = (0.002, 0.05, 0.35, 0.9)
+"""The share of the sectors that were not synced which an image of some does not have as they were
+last: a few, or most of them."""
 
 Image = dict[str, "bytes | None"]
 """Paths and contents; None: a directory. A directory comes before what is in it."""
@@ -58,6 +61,7 @@ class Layer:
 
     def after(self, how: str, rng: random.Random) -> bytes:
         content = bytearray(self.now)
+        lost = rng.choice(LOST)
         size = (
             self.sizes[0]
             if how == "none"
@@ -66,11 +70,11 @@ class Layer:
             else rng.choice(self.sizes)
         )
         for sector, versions in self.versions.items():
-            draw = rng.random()
-            if how == "none" or (how == "some" and draw < 0.35):
-                kept = versions[0]
-            elif how == "all" or draw < 0.8:
+            draw = 0.0 if how == "none" else 1.0 if how == "all" else rng.random() / lost
+            if draw >= 1:
                 kept = versions[-1]
+            elif draw < 0.8:
+                kept = versions[0]
             else:
                 kept = rng.choice(versions) if draw < 0.95 else rng.randbytes(SECTOR)
             content[sector * SECTOR : (sector + 1) * SECTOR] = kept

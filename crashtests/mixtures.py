@@ -1,5 +1,6 @@
 """Mixtures of operations that Hypothesis makes: arrays, values, lists, slots, groups, flushes,
-blocks, roll backs, reopening.
+blocks, roll backs, reopening, pages that change back, new blocks that go straight home, views that
+outlive their arrays.
 
     python -m crashtests --kind mixtures --size 40
     build/crashtest/crash images --workload script --script "a1,300 c0,0" ...    one of them again
@@ -21,7 +22,7 @@ from crashtests.report import leave
 UNDER = (("i", "process"), ("ii", "emulated"), ("iii", "file"))
 IMAGES = 100
 """Of each, per model."""
-LETTERS = "advwmekDlsSgfcrbBo"
+LETTERS = "advwmekDlsSguhpfcrbBo"
 """What they mean: crashtests/native/script.c."""
 
 Operation = tuple[str, int, int]

@@ -557,6 +557,12 @@ _RELIEF = [
            "what was stored to after it was brought home is not written again", FILE, native=("test_bring",)),
     Mutant("bring_old", "flush/bring.c", "        !pms_heap_is_fresh(pool->heap, off) ||", "",
            "what is brought home lands on what was committed", FILE, native=("test_bring",)),
+    Mutant("bring_unjoined", "journal/plan.c", "            crc = pms_crc32c_join(crc, j->sent[page].crc, n * PMS_PAGE);\n            continue;", "            continue;",
+           "a record does not vouch for what was brought home before it", FILE, first=("brought",)),
+    Mutant("bring_unpadded", "flush/bring.c", "    return pms_crc32c(b->crc[at / PMS_BRING_PIECE], to + bytes, rest);", "    return rest < PMS_PAGE ? b->crc[at / PMS_BRING_PIECE] : 0;",
+           "the checksum of a block that ends within a page leaves out the rest of the page", FILE, first=("brought",)),
+    Mutant("bring_unblocked", "flush/bring.c", "        !pms_journal_begin_early(pool->journal, off / PMS_PAGE, pages))", "        (!pms_journal_begin_early(pool->journal, off / PMS_PAGE, pages) && !pages))",
+           "what is brought home lands where an older image is yet to be written", FILE, first=("brought_over",)),
     Mutant("relief_born_stays", "commit/relief.c", "        send_born_home(pool, too_much(share));", "        (void)send_born_home;",
            "what one transaction bears stays in memory", FILE, native=("test_relief",)),
 ]  # fmt: skip

@@ -131,8 +131,9 @@ def build() -> Path:
     return target
 
 
-def drive(recorder: Path, *words: str) -> str:
-    command = [sys.executable, "-m", "crashtests.tier_driver", str(recorder), *words]
+def drive(recorder: Path, *words: str, program: str = "crashtests.tier_driver") -> str:
+    """What a program says that runs under the recorder. Raises: AssertionError: it failed."""
+    command = [sys.executable, "-m", program, str(recorder), *words]
     environment = {**os.environ, "LD_PRELOAD": str(recorder)}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False

@@ -101,6 +101,11 @@ TASKS = {
         "twenty minutes",
         "$PY -m crashtests --kind dcp --size 0",
     ),
+    "dcp-power": Task(
+        "power failures in saves by torch.distributed.checkpoint: 1,500 images of each story",
+        "fifteen minutes",
+        "$PY -m crashtests --kind saves --size 1500",
+    ),
     "asan-python": Task(
         "tests of Python with an engine under AddressSanitizer: lifetimes, views, containers, "
         "slots, threads, forks, kills, hostile files",

@@ -19,6 +19,7 @@ struct script {
     struct wl_flush flush;
     bool flushing;
     bool flipped[2]; /* in this transaction: the other slot holds what is committed */
+    struct pms_object view; /* of an array that may be gone; no data: none */
 };
 
 static bool there(struct wl *w, const char *name)
@@ -81,8 +82,28 @@ static void flush(struct script *s)
     s->flushing = !s->flushing;
 }
 
+static void drop_view(struct script *s)
+{
+    if (s->view.data && !s->w->failed)
+        pms_unpin(s->w->pool, s->view.data);
+    s->view.data = 0;
+}
+
+/* Has a view of an array, stores to it whether it is there or not, and drops it. */
+static void view(struct script *s, const char *name, uint32_t a, uint32_t b)
+{
+    struct wl *w = s->w;
+    if (!s->view.data && there(w, name))
+        wl_done(w, pms_object_get(w->pool, 0, name, (uint32_t)strlen(name), &s->view, &w->error));
+    else if (s->view.data && b % 4)
+        memset(w->pool->map.user + s->view.data + a % s->view.data_bytes, (int)b, 1);
+    else
+        drop_view(s);
+}
+
 static void reopen(struct script *s)
 {
+    drop_view(s);
     wl_reopen(s->w);
     /* what has changed since a snapshot is known in the same opening only */
     s->flush.complete = false;
@@ -104,7 +125,7 @@ static void end_of_transaction(struct script *s, char op)
         reopen(s);
     else
         wl_commit(w);
-    if (depth <= 1)
+    if (depth == 0 || (depth == 1 && op != 'b')) /* a block within one ends nothing */
         s->flipped[0] = s->flipped[1] = false;
 }
 
@@ -130,6 +151,14 @@ static void step(struct script *s, char op, uint32_t a, uint32_t b)
         wl_declare(w, (const char *const[]){"medium"}, 1);
         wl_data(w, "medium", NULL)[a % 3000] = b;
         break;
+    case 'u':
+        if (a % 4 == 0)
+            wl_store_same(w, "large");
+        else
+            wl_store_back(w, a % 4 == 1 ? "large" : "medium", b % 3);
+        break;
+    case 'h': wl_bring(w, b); break;
+    case 'p': view(s, name, a, b); break;
     case 'l': edit_list(w, a, b); break;
     case 's': next_version(s, a, b, true); break;
     case 'S': next_version(s, a, b, false); break;
@@ -151,6 +180,7 @@ static void finish(struct script *s)
     while (!s->w->failed && pms_txblock_depth(s->w->pool))
         wl_end(s->w, true);
     wl_commit(s->w);
+    drop_view(s);
     wl_flush_close(s->w, &s->flush);
 }
 
@@ -166,7 +196,7 @@ static uint64_t draw(uint64_t *s, uint64_t n)
 
 static void mixture_of(struct wl *w, uint64_t seed)
 {
-    static const char ops[] = "aaaadvvwwmmeekkDDlllsssSgfcccccccrbBo";
+    static const char ops[] = "aaaadvvwwmmeekkDDlllsssSguuuhpppfcccccccrbBo";
     struct script s = {.w = w};
     uint64_t state = seed * 0x9e3779b97f4a7c15ull | 1;
     for (uint32_t i = 0; i < 50 && !w->failed; i++) {

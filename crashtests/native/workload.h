@@ -141,6 +141,16 @@ void wl_all_cores(struct wl *w);
 void wl_churn(struct wl *w);
 void wl_pins(struct wl *w);
 
+/* brought.c */
+void wl_bring(struct wl *w, uint32_t seed); /* two new arrays */
+void wl_store_same(struct wl *w, const char *name); /* what is there, on each page */
+/* a third of its pages changes, a third changes and changes back */
+void wl_store_back(struct wl *w, const char *name, uint32_t value);
+void wl_brought(struct wl *w);
+void wl_brought_over(struct wl *w);
+void wl_brought_held(struct wl *w);
+void wl_unchanged(struct wl *w);
+
 /* script.c */
 extern uint64_t wl_mixture_seed;
 extern const char *wl_script_text;

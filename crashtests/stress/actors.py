@@ -150,6 +150,8 @@ class Counter(Actor):
     def step(self, session: Session) -> None:
         store, rng = session.store, self.random
         arrays = {name: session.keep(name) for name in self.ARRAYS}
+        if rng.random() < 0.3:
+            self._store_same(arrays)
         for _ in range(rng.choice((1, 1, 2, 5))):
             number = self.words[FIRST] + 1
             self.words[FIRST] = number
@@ -161,6 +163,12 @@ class Counter(Actor):
             time.sleep(rng.random() * 0.001)
             return
         self._acknowledge(store, arrays)
+
+    def _store_same(self, arrays: dict[str, Any]) -> None:
+        """Pages are captured, and are as they were but for what others store there meanwhile."""
+        for name, (length, places) in self.ARRAYS.items():
+            mine = arrays[name][self.index :: length // places]
+            mine[:] = mine.copy()
 
     def _acknowledge(self, store: Any, arrays: dict[str, Any]) -> None:
         """Everything since the last time; what somebody rolled back is stored again first."""
