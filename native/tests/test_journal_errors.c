@@ -8,7 +8,6 @@
 #include "journal_fixture.h"
 
 static unsigned char image[FILE_BYTES];
-static pthread_t caller;
 
 /* primitives of the chosen side and kind until the one that fails; 0: none */
 static _Atomic int fail_after;
@@ -18,15 +17,13 @@ static int fail_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     (void)addr;
     (void)bytes;
-    bool mine = (bool)pthread_equal(pthread_self(), caller);
-    if (primitive != fail_kind || mine != fail_caller || atomic_load(&fail_after) == 0)
+    if (primitive != fail_kind || !is_writer() != fail_caller || atomic_load(&fail_after) == 0)
         return 0;
     return atomic_fetch_sub(&fail_after, 1) == 1 ? EIO : 0;
 }
 
 static void arm(enum pms_primitive kind, bool in_caller, int after)
 {
-    caller = pthread_self();
     fail_kind = kind;
     fail_caller = in_caller;
     atomic_store(&fail_after, after);
@@ -131,7 +128,7 @@ static int racing_hook(enum pms_primitive primitive, uintptr_t addr, size_t byte
 {
     (void)addr;
     (void)bytes;
-    if (primitive == PMS_PRIM_PWRITE && pthread_equal(pthread_self(), caller) && racing)
+    if (primitive == PMS_PRIM_PWRITE && !is_writer() && racing)
         racing[draw(PMS_PAGE)]++;
     return 0;
 }
@@ -146,7 +143,6 @@ static void test_racing_writer(void)
                               {.page = EXTENT0_PAGE, .pages = 1, .home = 1}};
     int fd = new_file(), copy = new_file();
     format(fd, 0);
-    caller = pthread_self();
     pms_persist_hook = racing_hook;
     store_open(&s, fd, 0);
     for (uint64_t tx = 1; tx <= 8; tx++) {
