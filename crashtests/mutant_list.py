@@ -237,6 +237,8 @@ _JOURNAL = [
     Mutant("journal_no_sync", "journal/journal.c", "    status = pms_persist_sync(j->map->persist, j->map->fd, \"syncing a commit\", error);", "    status = PMS_OK;",
            "a commit returns before its record is durable", FILE),
     Mutant("journal_images_crc", "journal/pieces.c", "    record->images_crc = join(w);", "    record->images_crc = 0 * join(w);", "records carry no checksum of their images", FILE),
+    Mutant("journal_record_stays", "journal/pieces.c", "        take_back(j);", "        (void)take_back;",
+           "a record counts though a piece of its commit could not be written", native=("test_journal_errors",)),
     Mutant("journal_images_unchecked", "journal/recover.c", "    *match = crc == record->images_crc;", "    *match = true;",
            "a record with torn images counts", FILE),
     Mutant("journal_head_unchecked", "journal/ring.c", "    *whole = !status && crc == record->crc;", "    *whole = !status;",
