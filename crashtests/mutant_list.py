@@ -226,7 +226,7 @@ _DIRECTORY = [
 ]  # fmt: skip
 
 _JOURNAL = [
-    Mutant("images_ignored", "journal/plan.c", "    lay_images(change, page, pages, copy);\n", "    (void)lay_images;\n    (void)change;\n",
+    Mutant("images_ignored", "journal/pieces.c", "    lay_images(w->change, page, pages, copy);\n", "    (void)lay_images;\n",
            "what is committed of a hot range is what is there now, and its next pre-image is another", native=("test_late_stores",)),
     Mutant("sync_failed_unseen", "seam/persist_file.c", "    p->failed_syncs++;\n", "",
            "after a sync that failed the store goes on, and closes with the clean mark", FILE, native=("test_syncs",)),
@@ -236,7 +236,9 @@ _JOURNAL = [
            "a sync for which the disk has no room is taken for a call that changed nothing", FILE, native=("test_syncs",)),
     Mutant("journal_no_sync", "journal/journal.c", "    status = pms_persist_sync(j->map->persist, j->map->fd, \"syncing a commit\", error);", "    status = PMS_OK;",
            "a commit returns before its record is durable", FILE),
-    Mutant("journal_images_crc", "journal/plan.c", "    record->images_crc = sink.crc;", "    record->images_crc = 0;", "records carry no checksum of their images", FILE),
+    Mutant("journal_images_crc", "journal/pieces.c", "    record->images_crc = join(w);", "    record->images_crc = 0 * join(w);", "records carry no checksum of their images", FILE),
+    Mutant("journal_record_stays", "journal/pieces.c", "        take_back(j);", "        (void)take_back;",
+           "a record counts though a piece of its commit could not be written", native=("test_journal_errors",)),
     Mutant("journal_images_unchecked", "journal/recover.c", "    *match = crc == record->images_crc;", "    *match = true;",
            "a record with torn images counts", FILE),
     Mutant("journal_head_unchecked", "journal/ring.c", "    *whole = !status && crc == record->crc;", "    *whole = !status;",
@@ -472,7 +474,7 @@ _HOLD_FILE = [
            "what was let go is held after a crash, though its home is written", FILE, native=HELD_FILE),
     Mutant("file_let_go_unread", "journal/recover.c", "r->anchor.let_go != tx &&", "r->anchor.let_go != tx + 1 &&",
            "the same: the anchor's word is not read", FILE, native=HELD_FILE),
-    Mutant("file_let_go_unwaited", "journal/journal.c", "        status = wait_let_go(j, error);\n    if (status)\n        return status;\n    status = pms_plan_write_homes", "        status = PMS_OK;\n    if (status)\n        return status;\n    status = pms_plan_write_homes",
+    Mutant("file_let_go_unwaited", "journal/journal.c", "        status = wait_let_go(j, error);\n    if (status)\n        return status;\n    status = pms_plan_write", "        status = PMS_OK;\n    if (status)\n        return status;\n    status = pms_plan_write",
            "pages that the held version needs are written before it is let go durably", FILE, native=HELD_FILE),
     Mutant("file_let_go_forgotten", "commit/hold.c", "    return pool->journal ? pms_journal_let_go_surely(pool->journal, error) : PMS_OK;", "    (void)error;\n    return PMS_OK;",
            "a release returns before it is durable", FILE, native=HELD_FILE),
@@ -549,10 +551,10 @@ _RELIEF = [
            "stores do not know of each other", FILE, native=("test_relief",)),
     Mutant("relief_early_blocked", "journal/plan.c", "        if (blocked(&plan, p))\n            return false;", "        if (blocked(&plan, p) && !pages)\n            return false;",
            "what goes home before its commit is overwritten by an older image", FILE, native=("test_relief",)),
-    Mutant("relief_early_there", "journal/plan.c", "    if (j->early && are_files(j, page, n))", "    if (j->early)",
+    Mutant("relief_early_there", "journal/plan.c", "there = j->early && are_files(j, page, n);", "there = j->early;",
            "what was stored to after it went home early is not written again", FILE, native=("test_relief",)),
-    Mutant("bring_joined", "journal/plan.c", "            crc = pms_crc32c_join(crc, j->sent[page].crc, n * PMS_PAGE);", "            crc = j->sent[page].crc;",
-           "a record has the checksum of the last piece alone that went home before", FILE, native=("test_bring",)),
+    Mutant("bring_joined", "journal/pieces.c", "        *crc = pms_crc32c_join(*crc, piece->crc, piece->pages * PMS_PAGE);", "        *crc = piece->crc;",
+           "a record has the checksum of the last piece alone", FILE, native=("test_bring",)),
     Mutant("bring_stored", "journal/plan.c", " || s->pages > most || !are_files(j, page, s->pages))", " || s->pages > most)",
            "what was stored to after it was brought home is not written again", FILE, native=("test_bring",)),
     Mutant("bring_old", "flush/bring.c", "        !pms_heap_is_fresh(pool->heap, off) ||", "",
@@ -614,7 +616,7 @@ _SPILL = [
            "at a second fork pages of the first one's file are taken for the new one's", FILE, native=SPILL),
     Mutant("spill_close", "commit/outlive.c", "    l->parted = pms_spill_freeze(map) == 0;", "    l->parted = true;",
            "what is stored after a close shows in a fork child", FILE, native=SPILL),
-    Mutant("spill_lost", "journal/plan.c", "    if (!pms_spill_is_whole(j->map))", "    if (!pms_spill_is_whole(j->map) && !j)",
+    Mutant("spill_lost", "journal/pieces.c", "    if (!pms_spill_is_whole(j->map))", "    if (!pms_spill_is_whole(j->map) && !j)",
            "what the disk lost of the spill is committed", FILE, native=SPILL),
 ]  # fmt: skip
 

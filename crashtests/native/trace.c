@@ -319,6 +319,18 @@ static void on_primitive(uint32_t t, enum pms_primitive primitive, uintptr_t add
     }
 }
 
+/* The thread that writes images home: native/journal/home.c says its name. */
+static bool writes_home(void)
+{
+    static __thread int known; /* 1: no, 2: yes */
+    char name[16] = "";
+    if (!known) {
+        pthread_getname_np(pthread_self(), name, sizeof name);
+        known = 1 + (strcmp(name, "pms-journal") == 0);
+    }
+    return known == 2;
+}
+
 static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     if (!tr || inside)
@@ -326,8 +338,7 @@ static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
     uint32_t t = slot();
     if (trace_before)
         trace_before(t == starter, primitive);
-    /* The thread that writes images home; threads of the user only fault. */
-    if (t != starter && trace_may_run && !memory &&
+    if (writes_home() && trace_may_run && !memory &&
         (primitive == PMS_PRIM_PWRITE || primitive == PMS_PRIM_SYNC))
         while (!trace_may_run())
             usleep(50);

@@ -1,8 +1,8 @@
 /* Domain file: commits.
  *
  * Format: struct pms_record in layout.h. Validity: I1 in journal.h. Order of one commit:
- * straight-home pages and the record in any order, then one fdatasync, then it counts. So a
- * record may be written in pieces, header last. */
+ * straight-home pages and the record in any order, then one fdatasync, then it counts. So they are
+ * written in pieces, several at once (pieces.h). */
 #include "journal/journal.h"
 
 #include <errno.h>
@@ -229,9 +229,7 @@ int pms_journal_commit(struct pms_journal *j, const struct pms_change *change,
         status = wait_let_go(j, error);
     if (status)
         return status;
-    status = pms_plan_write_homes(j, change, error);
-    if (!status)
-        status = pms_plan_write_record(j, change, error);
+    status = pms_plan_write(&plan, change, error);
     if (status) {
         j->rechain = true; /* part of a record lies there that must never count */
         return status;
@@ -371,6 +369,7 @@ static void release(struct pms_journal *j)
     pms_unreserve(j->record, j->record_bytes);
     pms_process_close(j->home_fd);
     pms_process_close(j->direct);
+    pms_unreserve(j->piece, j->piece_bytes);
     free(j->bounce);
     free(j->chunk);
     free(j);
@@ -392,20 +391,20 @@ static int open_direct(struct pms_journal *j, const char *path)
     return -1;
 }
 
-static void *chunk_of_pages(void) { return aligned_alloc(PMS_PAGE, PMS_JOURNAL_CHUNK); }
-
 static int acquire(struct pms_journal *j, struct pms_error *error)
 {
     uint64_t pages = j->map->reserve / PMS_PAGE;
     j->marks_bytes = pages * sizeof j->marks[0];
     j->sent_bytes = pages * sizeof j->sent[0];
     j->record_bytes = pms_record_head(pages);
+    j->piece_bytes = pages * sizeof j->piece[0];
     j->marks = pms_reserve(j->marks_bytes);
     j->sent = pms_reserve(j->sent_bytes);
     j->record = pms_reserve(j->record_bytes);
-    j->bounce = chunk_of_pages();
-    j->chunk = chunk_of_pages();
-    if (!j->marks || !j->sent || !j->record || !j->bounce || !j->chunk)
+    j->piece = pms_reserve(j->piece_bytes);
+    j->bounce = aligned_alloc(PMS_PAGE, PMS_PIECES_BYTES);
+    j->chunk = aligned_alloc(PMS_PAGE, PMS_JOURNAL_CHUNK);
+    if (!j->marks || !j->sent || !j->record || !j->piece || !j->bounce || !j->chunk)
         return pms_fail_errno(error, "memory for the journal");
     return PMS_OK;
 }
@@ -452,6 +451,7 @@ static int start(struct pms_journal *j, struct pms_error *error)
     pthread_cond_init(&j->work, &monotonic);
     pthread_cond_init(&j->room, NULL);
     pthread_condattr_destroy(&monotonic);
+    pms_overlap_start();
     errno = pms_thread_start(&j->thread, (struct pms_thread_kind){0}, pms_journal_home_main, j);
     if (!errno)
         return PMS_OK;

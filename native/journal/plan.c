@@ -3,16 +3,12 @@
 #include "journal/plan.h"
 
 #include <errno.h>
-#include <string.h>
 
 #include "base/checksum.h"
-#include "base/quiet.h"
 #include "journal/state.h"
 #include "seam/footer.h"
-#include "seam/spill.h"
 
 #define CHUNK_PAGES (PMS_JOURNAL_CHUNK / PMS_PAGE)
-#define IOV_MOST CHUNK_PAGES
 
 /* ---- planning ---- */
 
@@ -63,114 +59,6 @@ void pms_plan_build(struct pms_plan *plan, const struct pms_run *runs, uint32_t 
     }
 }
 
-/* ---- writing ---- */
-
-/* A batch of images on their way: at most one chunk of bytes, so that what was checksummed is
- * still in the cache when the kernel copies it. */
-struct sink {
-    struct pms_journal *journal;
-    const struct pms_change *change;
-    uint64_t position; /* of the batch */
-    uint32_t crc;      /* of all images so far */
-    bool sent;         /* a batch was written */
-    int count;         /* of iov, without the header's */
-    size_t bytes, bounced;
-    struct iovec iov[IOV_MOST + 1]; /* [0] is for the header */
-};
-
-/* Lays over a copy of pages what is committed of those that others may be storing to. */
-static void lay_images(const struct pms_change *change, uint64_t page, uint64_t pages,
-                       unsigned char *copy)
-{
-    for (uint32_t i = 0; i < change->image_count; i++) {
-        const struct pms_image *m = &change->images[i];
-        uint64_t from = m->page > page ? m->page : page;
-        uint64_t end = m->page + m->pages < page + pages ? m->page + m->pages : page + pages;
-        if (from < end)
-            memcpy(copy + (from - page) * PMS_PAGE, m->bytes + (from - m->page) * PMS_PAGE,
-                   (end - from) * PMS_PAGE);
-    }
-}
-
-/* Pages as they are to be written: a copy, which is what is checksummed. A store between the
- * checksum and the kernel's own look, by a thread into hot pages or by a device into pages that
- * it was given before they were protected, would make this record, and every later one,
- * worthless. The copy is in the cache when it is checksummed, so it costs little beside that. */
-static const unsigned char *stable(struct pms_journal *j, const struct pms_change *change,
-                                   uint64_t page, uint64_t pages, size_t *bounced)
-{
-    unsigned char *copy = j->bounce + *bounced;
-    PMS_ASSERT(*bounced + pages * PMS_PAGE <= PMS_JOURNAL_CHUNK);
-    pms_quiet_copy(copy, j->map->user + page * PMS_PAGE, pages * PMS_PAGE);
-    lay_images(change, page, pages, copy);
-    *bounced += pages * PMS_PAGE;
-    return copy;
-}
-
-static int sink_flush(struct sink *sink, struct pms_error *error)
-{
-    struct pms_journal *j = sink->journal;
-    int status = pms_ring_write(&j->ring, j->map->persist, sink->position, sink->iov + 1,
-                                sink->count, error);
-    sink->position += sink->bytes;
-    sink->sent = true;
-    sink->count = 0;
-    sink->bytes = sink->bounced = 0;
-    return status;
-}
-
-static int sink_run(struct sink *sink, const struct pms_run *run, struct pms_error *error)
-{
-    for (uint64_t done = 0; done < run->pages;) {
-        if (sink->count == IOV_MOST || sink->bytes == PMS_JOURNAL_CHUNK) {
-            int status = sink_flush(sink, error);
-            if (status)
-                return status;
-        }
-        uint64_t n = (PMS_JOURNAL_CHUNK - sink->bytes) / PMS_PAGE;
-        if (n > run->pages - done)
-            n = run->pages - done;
-        const unsigned char *from = stable(sink->journal, sink->change, run->page + done, n,
-                                           &sink->bounced);
-        sink->crc = pms_crc32c(sink->crc, from, n * PMS_PAGE);
-        sink->iov[1 + sink->count++] = (struct iovec){(void *)(uintptr_t)from, n * PMS_PAGE};
-        sink->bytes += n * PMS_PAGE;
-        done += n;
-    }
-    return PMS_OK;
-}
-
-int pms_plan_write_record(struct pms_journal *j, const struct pms_change *change,
-                          struct pms_error *error)
-{
-    struct pms_record *record = j->record;
-    uint64_t head = pms_record_head(record->run_count);
-    size_t used = sizeof *record + record->run_count * sizeof(struct pms_run);
-    struct sink sink = {.journal = j, .change = change, .position = j->tail + head};
-    for (uint32_t i = 0; i < record->run_count; i++) {
-        const struct pms_run *run = &pms_journal_runs(j)[i];
-        int status = run->home ? PMS_OK : sink_run(&sink, run, error);
-        if (status)
-            return status;
-    }
-    record->images_crc = sink.crc;
-    record->crc = 0;
-    record->crc = pms_crc32c(j->ring.seed, record, used);
-    memset((unsigned char *)record + used, 0, head - used);
-    /* What lies in the spill is read once more by the write: it has to be read before it is asked
-     * whether the disk lost any of it. */
-    bool first = sink.sent || pms_spill_any(j->map);
-    int status = first && sink.count > 0 ? sink_flush(&sink, error) : PMS_OK;
-    if (status)
-        return status;
-    if (!pms_spill_is_whole(j->map)) /* all images were read; without a header none counts */
-        return pms_fail(error, PMS_E_OS,
-                        "the disk lost memory of the transaction: nothing more is committed; open "
-                        "the store again");
-    sink.iov[0] = (struct iovec){record, head};
-    return pms_ring_write(&j->ring, j->map->persist, j->tail, sink.iov, 1 + sink.count, error);
-}
-
 /* ---- what is home already ---- */
 
 static void note_sent(struct pms_journal *j, uint64_t page, uint64_t pages, uint32_t crc)
@@ -215,7 +103,6 @@ static uint64_t sent_piece(const struct pms_journal *j, uint64_t page, uint64_t 
 static uint64_t up_to_piece(const struct pms_journal *j, uint64_t page, uint64_t most)
 {
     uint64_t n = 1;
-    most = most < CHUNK_PAGES ? most : CHUNK_PAGES;
     if (!j->early)
         return most;
     while (n < most && !begins_piece(j, page + n))
@@ -223,38 +110,83 @@ static uint64_t up_to_piece(const struct pms_journal *j, uint64_t page, uint64_t
     return n;
 }
 
-static int put_home(struct pms_journal *j, const struct pms_run *run, uint64_t page, uint64_t n,
-                    const unsigned char *from, struct pms_error *error)
+/* ---- pieces ---- */
+
+struct listing {
+    struct pms_journal *journal;
+    const struct pms_run *runs;
+    uint64_t most; /* pages of a piece */
+    uint64_t count;
+};
+
+static struct pms_piece *add_piece(struct listing *l, enum pms_piece_kind kind, uint32_t run,
+                                   uint64_t done, uint64_t pages)
 {
-    if (j->early && are_files(j, page, n)) /* parts of pieces */
-        return PMS_OK;
-    forget_sent(j, page, n);
-    errno = pms_persist_pwrite(j->map->persist, pms_journal_fd_of(j, run->pages, j->map->fd), from,
-                               n * PMS_PAGE, page * PMS_PAGE);
-    return errno ? pms_fail_errno(error, "writing fresh pages home") : PMS_OK;
+    struct pms_piece *piece = &l->journal->piece[l->count++];
+    *piece = (struct pms_piece){.kind = kind, .run = run, .done = done, .pages = pages};
+    return piece;
 }
 
-static int write_home(struct pms_journal *j, const struct pms_change *change, struct pms_run *run,
-                      struct pms_error *error)
+static void list_home(struct listing *l, uint32_t i)
 {
-    uint32_t crc = 0;
-    int status = pms_readers_keep(&j->readers, j->map, run->page, run->pages, error);
-    for (uint64_t done = 0, n; status == PMS_OK && done < run->pages; done += n) {
+    struct pms_journal *j = l->journal;
+    const struct pms_run *run = &l->runs[i];
+    for (uint64_t done = 0, n; done < run->pages; done += n) {
         uint64_t page = run->page + done, left = run->pages - done;
-        size_t bounced = 0;
         n = sent_piece(j, page, left);
         if (n) {
-            crc = pms_crc32c_join(crc, j->sent[page].crc, n * PMS_PAGE);
+            add_piece(l, PMS_PIECE_SENT, i, done, n)->crc = j->sent[page].crc;
             continue;
         }
-        n = up_to_piece(j, page, left);
-        const unsigned char *from = stable(j, change, page, n, &bounced);
-        crc = pms_crc32c(crc, from, n * PMS_PAGE);
-        status = put_home(j, run, page, n, from, error);
+        n = up_to_piece(j, page, left < l->most ? left : l->most);
+        bool there = j->early && are_files(j, page, n); /* parts of pieces */
+        if (!there)
+            forget_sent(j, page, n);
+        add_piece(l, there ? PMS_PIECE_THERE : PMS_PIECE_HOME, i, done, n);
     }
-    run->home_crc = crc;
-    return status;
 }
+
+/* They lie end to end, whatever runs they are of. */
+static void list_images(struct listing *l)
+{
+    const struct pms_record *record = l->journal->record;
+    uint64_t position = l->journal->tail + pms_record_head(record->run_count), n;
+    struct pms_piece *piece = NULL;
+    for (uint32_t i = 0; i < record->run_count; i++)
+        for (uint64_t done = 0; !l->runs[i].home && done < l->runs[i].pages; done += n) {
+            if (!piece || piece->pages == l->most) {
+                piece = add_piece(l, PMS_PIECE_IMAGES, i, done, 0);
+                piece->position = position;
+            }
+            uint64_t room = l->most - piece->pages, left = l->runs[i].pages - done;
+            n = left < room ? left : room;
+            piece->pages += n;
+            position += n * PMS_PAGE;
+        }
+}
+
+int pms_plan_write(const struct pms_plan *plan, const struct pms_change *change,
+                   struct pms_error *error)
+{
+    struct pms_journal *j = plan->journal;
+    uint64_t most = pms_pieces_most(plan->image_bytes + plan->straight_bytes);
+    struct listing l = {j, pms_journal_runs(j), most, 0};
+    /* straight home goes what the transactions before freed, or may have */
+    pms_footer_raise(j->map, change->tx - 1);
+    for (uint32_t i = 0; i < j->record->run_count; i++) {
+        const struct pms_run *run = &l.runs[i];
+        int status = run->home ? pms_readers_keep(&j->readers, j->map, run->page, run->pages, error)
+                               : PMS_OK;
+        if (status)
+            return status;
+        if (run->home)
+            list_home(&l, i);
+    }
+    list_images(&l);
+    return pms_pieces_write(j, change, pms_journal_runs(j), l.count, most, error);
+}
+
+/* ---- before the commit ---- */
 
 bool pms_plan_begin_early(struct pms_journal *j, uint64_t homed, uint64_t page, uint64_t pages)
 {
@@ -271,9 +203,13 @@ bool pms_plan_begin_early(struct pms_journal *j, uint64_t homed, uint64_t page, 
 bool pms_plan_write_early(struct pms_journal *j, uint64_t homed, uint64_t page, uint64_t pages)
 {
     struct pms_run run = {.page = page, .pages = (uint32_t)pages, .home = 1};
+    struct listing l = {j, &run, CHUNK_PAGES, 0};
     PMS_ASSERT(pages <= CHUNK_PAGES);
     if (!pms_plan_begin_early(j, homed, page, pages) ||
-        write_home(j, &(struct pms_change){0}, &run, NULL) != PMS_OK)
+        pms_readers_keep(&j->readers, j->map, page, pages, NULL) != PMS_OK)
+        return false;
+    list_home(&l, 0);
+    if (pms_pieces_write(j, NULL, &run, l.count, l.most, NULL) != PMS_OK)
         return false;
     note_sent(j, page, pages, run.home_crc);
     return true;
@@ -290,18 +226,4 @@ int pms_plan_write_pieces(struct pms_journal *j, uint64_t page, const void *byte
         note_sent(j, page + done, n, crc[done / CHUNK_PAGES]);
     }
     return err;
-}
-
-int pms_plan_write_homes(struct pms_journal *j, const struct pms_change *change,
-                         struct pms_error *error)
-{
-    /* straight home goes what the transactions before freed, or may have */
-    pms_footer_raise(j->map, change->tx - 1);
-    for (uint32_t i = 0; i < j->record->run_count; i++) {
-        struct pms_run *run = &pms_journal_runs(j)[i];
-        int status = run->home ? write_home(j, change, run, error) : PMS_OK;
-        if (status)
-            return status;
-    }
-    return PMS_OK;
 }

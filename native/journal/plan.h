@@ -25,11 +25,12 @@ struct pms_sent {
  * to the medium. */
 void pms_plan_build(struct pms_plan *plan, const struct pms_run *runs, uint32_t run_count);
 
-/* Writes what goes straight home, and puts its checksums into the runs.
+/* Writes what goes straight home, and the record behind the ring's tail.
  *
- * ERRORS: PMS_E_OS. CRASH: what lies there is of freed blocks, and dead. */
-int pms_plan_write_homes(struct pms_journal *journal, const struct pms_change *change,
-                         struct pms_error *error);
+ * REQUIRES, ERRORS, CRASH: as pms_pieces_write (pieces.h). What lies where it goes straight home is
+ * of freed blocks, and dead. */
+int pms_plan_write(const struct pms_plan *plan, const struct pms_change *change,
+                   struct pms_error *error);
 
 /* Writes pages straight home before their commit does, which writes those again that are stored to
  * after it. false: some of them may not be, or could not be written: then the commit sees to it.
@@ -39,13 +40,6 @@ int pms_plan_write_homes(struct pms_journal *journal, const struct pms_change *c
  * above. */
 bool pms_plan_write_early(struct pms_journal *journal, uint64_t homed, uint64_t page,
                           uint64_t pages);
-
-/* Writes images, then the header, behind the ring's tail; a small record in one call.
- *
- * REQUIRES: room for it; the header's fields but for the checksums; the homes are written.
- * ERRORS: PMS_E_OS. CRASH: a record whose checksum is wrong does not count. */
-int pms_plan_write_record(struct pms_journal *journal, const struct pms_change *change,
-                          struct pms_error *error);
 
 /* The same, of what lies elsewhere. _begin: before anything is written; the rest as above. _pieces:
  * whole pages that nobody stores to; crc: of each PMS_JOURNAL_CHUNK of them. By several threads, of

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "journal/journal.h"
+#include "journal/pieces.h"
 #include "journal/ring.h"
 
 #define PMS_JOURNAL_IDLE_MS 200 /* a journal quiet for so long is written home */
@@ -33,8 +34,9 @@ struct pms_journal {
     struct pms_readers readers;
     /* header and runs being built: room for one run for each page of the reserve */
     struct pms_record *record;
-    size_t marks_bytes, sent_bytes, record_bytes;
-    unsigned char *bounce; /* PMS_JOURNAL_CHUNK: copies of pages, as they are written */
+    struct pms_piece *piece; /* each has a page at least */
+    size_t marks_bytes, sent_bytes, record_bytes, piece_bytes;
+    unsigned char *bounce; /* PMS_PIECES_BYTES: copies of pages, as they are written */
     unsigned char *chunk;  /* PMS_JOURNAL_CHUNK: the writer's */
 
     pthread_t thread;

@@ -1,5 +1,6 @@
-/* Worker threads for large copies. They sleep on a futex and do nothing else: no memory, no
- * locks, no signals but faults, so that even the fault handler may put them to work. */
+/* Worker threads for large copies, and for writes that wait for a disk. They sleep on a futex and
+ * do nothing else: no memory, no locks, no signals but faults, so that even the fault handler may
+ * put them to work. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -10,6 +11,7 @@
 #include "seam/persist.h"
 
 #define WORKERS_MAX 7
+#define WORKERS_OVERLAP 3 /* with the caller four: two compute, while a disk has two requests */
 #define STACK_BYTES (128u << 10)
 #define SPINS 2000 /* a job often follows at once; about 20 us */
 
@@ -23,10 +25,11 @@ static _Atomic uint32_t round_word; /* number of the job: what workers wait for 
 static _Atomic uint32_t done_word;  /* indices done: what the caller waits for */
 static _Atomic uint32_t busy;
 static _Atomic int workers;
+static _Atomic int helpers; /* so many of them have a core of their own */
 static void (*_Atomic job)(void *ctx, size_t i);
 static void *_Atomic job_ctx;
 static _Atomic uint32_t job_count;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_once_t once = PTHREAD_ONCE_INIT, once_more = PTHREAD_ONCE_INIT;
 
 static void take_indices(uint32_t round)
 {
@@ -72,18 +75,30 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void start(void)
+static void start_up_to(long most)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    for (long i = 1; i < cores && i <= WORKERS_MAX; i++) {
-        if (pms_thread_start(NULL, (struct pms_thread_kind){STACK_BYTES, true}, work,
-                             (void *)(uintptr_t)atomic_load(&round_word)) != 0)
-            break;
+    while (atomic_load(&workers) < most &&
+           pms_thread_start(NULL, (struct pms_thread_kind){STACK_BYTES, true}, work,
+                            (void *)(uintptr_t)atomic_load(&round_word)) == 0)
         atomic_fetch_add(&workers, 1);
-    }
 }
 
+static void start(void)
+{
+    long others = sysconf(_SC_NPROCESSORS_ONLN) - 1;
+    start_up_to(others < WORKERS_MAX ? others : WORKERS_MAX);
+    atomic_store(&helpers, atomic_load(&workers));
+}
+
+static void start_more(void) { start_up_to(WORKERS_OVERLAP); }
+
 void pms_parallel_start(void) { pthread_once(&once, start); }
+
+void pms_overlap_start(void)
+{
+    pms_parallel_start();
+    pthread_once(&once_more, start_more);
+}
 
 static bool enter(void)
 {
@@ -92,11 +107,11 @@ static bool enter(void)
                                                    memory_order_relaxed);
 }
 
-void pms_parallel_for(void (*fn)(void *ctx, size_t i), void *ctx, size_t n)
+static void run(void (*fn)(void *ctx, size_t i), void *ctx, size_t n, int wake)
 {
     /* Busy: another thread's job, or the one that this call is part of (a worker's store was
      * captured). */
-    if (atomic_load(&workers) == 0 || n < 2 || n >= CLOSED || !enter()) {
+    if (wake == 0 || n < 2 || n >= CLOSED || !enter()) {
         for (size_t i = 0; i < n; i++)
             fn(ctx, i);
         return;
@@ -109,15 +124,26 @@ void pms_parallel_for(void (*fn)(void *ctx, size_t i), void *ctx, size_t n)
     atomic_store_explicit(&done_word, 0, memory_order_relaxed);
     atomic_store_explicit(&claim, (uint64_t)round << 32, memory_order_release);
     atomic_store_explicit(&round_word, round, memory_order_release);
-    pms_futex_wake(&round_word, WORKERS_MAX);
+    pms_futex_wake(&round_word, wake);
     take_indices(round);
     for (uint32_t done; (done = atomic_load_explicit(&done_word, memory_order_acquire)) < n;)
         wait_change(&done_word, done);
     atomic_store_explicit(&busy, 0, memory_order_release);
 }
 
+void pms_parallel_for(void (*fn)(void *ctx, size_t i), void *ctx, size_t n)
+{
+    run(fn, ctx, n, atomic_load(&helpers));
+}
+
+void pms_overlap(void (*fn)(void *ctx, size_t i), void *ctx, size_t n)
+{
+    run(fn, ctx, n, atomic_load(&workers));
+}
+
 void pms_parallel_after_fork_in_child(void)
 {
     atomic_store(&workers, 0);
+    atomic_store(&helpers, 0);
     atomic_store(&busy, 0); /* whoever was at it did not come with us */
 }

@@ -152,6 +152,10 @@ int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int f
  * at another caller's job, it runs everything in the caller. */
 void pms_parallel_start(void);
 void pms_parallel_for(void (*fn)(void *ctx, size_t i), void *ctx, size_t n);
+/* The same of what waits for a disk: by four threads at least, however many cores there are, so
+ * that some compute while others wait. */
+void pms_overlap_start(void);
+void pms_overlap(void (*fn)(void *ctx, size_t i), void *ctx, size_t n);
 void pms_parallel_after_fork_in_child(void);
 
 #endif

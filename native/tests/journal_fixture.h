@@ -4,6 +4,7 @@
 #ifndef PMS_JOURNAL_FIXTURE_H
 #define PMS_JOURNAL_FIXTURE_H
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -23,6 +24,15 @@
             _exit(1);                                                      \
         }                                                                  \
     } while (0)
+
+/* The thread that writes images home: journal/home.c says its name. Others write what commits do.
+ */
+static inline bool is_writer(void)
+{
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    return strcmp(name, "pms-journal") == 0;
+}
 
 #define LOG0 14u /* pages */
 #define LOG1 10u

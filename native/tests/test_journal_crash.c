@@ -138,7 +138,6 @@ static unsigned char durable[FILE_BYTES], now[FILE_BYTES], mixture[FILE_BYTES];
 static int recorded_fd, scratch_fd;
 static uint64_t recorded_ack;
 static uint32_t mixtures_done;
-static pthread_t caller;
 static struct store recorded;
 static _Thread_local bool checking; /* the primitives are those of a check, not of the store */
 
@@ -185,7 +184,7 @@ static void check_mixtures(void)
 
 static void wait_for_turn(void)
 {
-    for (bool mine = (bool)pthread_equal(pthread_self(), caller); !mine;) {
+    for (bool mine = !is_writer(); !mine;) {
         pthread_mutex_lock(&recorded.journal->mutex);
         mine = recorded.journal->wanted;
         pthread_mutex_unlock(&recorded.journal->mutex);
@@ -231,7 +230,6 @@ static void crash_sectors(uint32_t seed, uint64_t window, uint32_t drain_every, 
 {
     struct pms_error error;
     plan_steps(16, seed, 5, drain_every);
-    caller = pthread_self();
     recorded_fd = new_file();
     scratch_fd = new_file();
     format(recorded_fd, window);

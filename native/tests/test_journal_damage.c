@@ -21,7 +21,7 @@ static int writer_rests_hook(enum pms_primitive primitive, uintptr_t addr, size_
     (void)primitive;
     (void)addr;
     (void)bytes;
-    while (!pthread_equal(pthread_self(), caller))
+    while (is_writer())
         pause();
     return 0;
 }
@@ -173,7 +173,7 @@ static int slow_writer_hook(enum pms_primitive primitive, uintptr_t addr, size_t
 {
     (void)addr;
     (void)bytes;
-    if (pthread_equal(pthread_self(), caller) || primitive != PMS_PRIM_PWRITE)
+    if (!is_writer() || primitive != PMS_PRIM_PWRITE)
         return 0;
     if (atomic_fetch_add(&writer_calls, 1) == 4) /* two pages, anchor, twin; then the next batch */
         _exit(0);
