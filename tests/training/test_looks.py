@@ -322,7 +322,7 @@ def test_gradients_are_spent_as_in_python() -> None:
                 one.grad = r.choice(parameters).grad
             case 6:
                 some = r.sample(parameters, 4)
-                spent.spend(some)
+                spent.spend([{"params": some[:1]}, {"params": (*some[1:],)}])
                 known.spend(some)
             case 7:
                 looked = spent.look(parameters)
