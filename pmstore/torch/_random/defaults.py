@@ -157,9 +157,7 @@ numpy_state: Callable[[], Bits | None] = _numpy_look()
 # that are left for the next draw
 
 _LEFT = "single", "double"
-_TOLD = np.dtype(
-    f"u8, i4, i4, u8, {_WORDS}u8, f8, f8, f8, i4, i4, f4, ?, (3,)u1",
-)
+_TOLD = np.dtype(f"u8, i4, i4, u8, {_WORDS}u8, f8, f8, f8, i4, i4, f4, ?, (3,)u1")
 _TOLD.names = (
     *("seed", "left", "seeded", "next", "words", "x", "double", "rho", "has_double"),
     *("pad", "single", "has_single", "end"),
@@ -277,7 +275,7 @@ def _held() -> dict[str, list[Question]]:
     return {
         "python": [still(random, "_inst", python), still(python, "gauss_next", gauss)],
         "numpy": [still(numpy, "_bit_generator", bits)],
-        "torch": [still(torch, "default_generator", torch.default_generator)] if _torch_lies else [],
+        "torch": [],
     }
 
 
@@ -291,12 +289,13 @@ class RngParts:
     def __init__(self, store: Store, path: str) -> None:
         self._parts = {name: Structure(store, f"{path}/{name}") for name in (*_GENERATORS, "cuda")}
         self._written: dict[str, bytes] = {}
+        self._bits: dict[str, Bits | None] = {}  # that were written
         self.watch: Watch | None = None  # see `Part`
 
     def capture(self) -> None:
         """Writes what changed; pending until the next commit."""
         for name, (look, state) in _GENERATORS.items():
-            bits = look()
+            bits = self._bits[name] = look()
             if bits is None or not same_bytes(bits, self._written.get(name, _NO_BITS)):
                 now = _NO_BITS if bits is None else copied(bits)  # before the state is read
                 self._parts[name].write(state())
@@ -337,11 +336,12 @@ class RngPart(RngParts):
         questions: list[Question] = [(torch.cuda.is_initialized, (), False)]
         held = _held()
         for name, (look, _) in _GENERATORS.items():
-            known, bits = self._written[name], look()
+            known, bits = self._written[name], self._bits[name]
             if known == _NO_BITS:
                 return
-            same = (same_bytes, (bits, known), True) if held[name] else (look, (), known)
-            questions += [*held[name], same]
+            lies = name != "torch" or _torch_lies
+            questions += held[name]
+            questions.append((same_bytes, (bits, known), True) if lies else (look, (), known))
         self.watch = asking(questions)
 
 
