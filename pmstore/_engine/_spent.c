@@ -6,7 +6,7 @@
 #include "_binding.h"
 
 static PyTypeObject *SpentType;
-static PyObject *grad_name, *version_name, *trained_name;
+static PyObject *grad_name, *params_name, *version_name, *trained_name;
 
 struct used {
     PyObject *gradient; /* borrowed: an address. NULL: free */
@@ -116,21 +116,34 @@ static int state_of(Spent *s, PyObject *gradient, uint64_t turn)
 
 /* ---- the methods ---- */
 
-/* spend(parameters): an optimizer has just used their gradients. */
-static PyObject *spent_spend(Spent *s, PyObject *parameters)
+static int spend_all(Spent *s, PyObject *parameters)
 {
-    if (!PyList_Check(parameters)) {
-        PyErr_SetString(PyExc_TypeError, "spend takes a list");
+    int status = 0;
+    for (Py_ssize_t i = 0; status == 0 && i < PyList_Size(parameters); i++) {
+        PyObject *gradient = PyObject_GetAttr(PyList_GetItem(parameters, i), grad_name);
+        status = !gradient ? -1 : gradient == Py_None ? 0 : add(s, gradient);
+        Py_XDECREF(gradient);
+    }
+    return status;
+}
+
+/* spend(groups): an optimizer has just used the gradients of their parameters. */
+static PyObject *spent_spend(Spent *s, PyObject *groups)
+{
+    if (!PyList_Check(groups)) {
+        PyErr_SetString(PyExc_TypeError, "spend takes a list of groups");
         return NULL;
     }
-    for (Py_ssize_t i = 0; i < PyList_Size(parameters); i++) {
-        PyObject *gradient = PyObject_GetAttr(PyList_GetItem(parameters, i), grad_name);
-        int status = !gradient ? -1 : gradient == Py_None ? 0 : add(s, gradient);
-        Py_XDECREF(gradient);
-        if (status < 0)
-            return NULL;
+    int status = 0;
+    for (Py_ssize_t i = 0; status == 0 && i < PyList_Size(groups); i++) {
+        PyObject *held = PyObject_GetItem(PyList_GetItem(groups, i), params_name);
+        PyObject *parameters = held && !PyList_Check(held) ? PySequence_List(held)
+                                                           : Py_XNewRef(held);
+        status = parameters ? spend_all(s, parameters) : -1;
+        Py_XDECREF(parameters);
+        Py_XDECREF(held);
     }
-    Py_RETURN_NONE;
+    return status == 0 ? Py_NewRef(Py_None) : NULL;
 }
 
 /* is_spent(gradient) */
@@ -251,7 +264,7 @@ static void spent_dealloc(Spent *s)
 
 static PyMethodDef spent_methods[] = {
     {"spend", (PyCFunction)spent_spend, METH_O,
-     "spend(parameters): an optimizer has just used their gradients"},
+     "spend(groups): an optimizer has just used the gradients of their parameters"},
     {"is_spent", (PyCFunction)spent_is, METH_O,
      "is_spent(gradient) -> whether it is as an optimizer left it"},
     {"look", (PyCFunction)spent_look, METH_O,
@@ -281,6 +294,7 @@ static PyType_Spec spent_spec = {
 int binding_add_spent(PyObject *module)
 {
     if ((!grad_name && !(grad_name = PyUnicode_InternFromString("grad"))) ||
+        (!params_name && !(params_name = PyUnicode_InternFromString("params"))) ||
         (!version_name && !(version_name = PyUnicode_InternFromString("_version"))) ||
         (!trained_name && !(trained_name = PyUnicode_InternFromString("requires_grad"))))
         return -1;

@@ -14,6 +14,7 @@ struct table {
     PyObject *container; /* a dict or a list */
     Py_ssize_t items;    /* objects in it: of a dict keys and values */
     Py_ssize_t size; /* of a dict some keys of which are looked at alone: how many it has; or -1 */
+    uint64_t version; /* of a dict, when it was last seen to be as it was; 0: not known */
 };
 
 struct place { /* where and how a tensor has to lie */
@@ -61,6 +62,18 @@ static Py_ssize_t size_of(PyObject *container)
     return PyDict_Check(container) ? 2 * PyDict_Size(container) : PyList_Size(container);
 }
 
+/* Python gives a dict another number, which no dict had before, whenever it is changed; 0: it gives
+ * none. So all that a dict holds, which in a step fills the caches, need not be looked at. */
+static uint64_t version_of(const PyObject *container)
+{
+#if !defined(Py_LIMITED_API) && PY_VERSION_HEX < 0x030C0000
+    if (PyDict_Check(container))
+        return ((const PyDictObject *)container)->ma_version_tag;
+#endif
+    (void)container;
+    return 0;
+}
+
 /* What `was` and `is` tell of an item; *all becomes the most that was found. */
 static void compare(PyObject *was, PyObject *is, enum found *all)
 {
@@ -96,8 +109,7 @@ static enum found look_at_chosen(const struct table *t, PyObject *const *item)
     return all;
 }
 
-/* Calls no Python code, so that nothing changes on the way. */
-static enum found look_at(const struct table *t, PyObject *const *item)
+static enum found look_at_all(const struct table *t, PyObject *const *item)
 {
     enum found all = SAME;
     if (t->size >= 0)
@@ -118,11 +130,22 @@ static enum found look_at(const struct table *t, PyObject *const *item)
     return all;
 }
 
+/* Calls no Python code, so that nothing changes on the way. */
+static enum found look_at(struct table *t, PyObject *const *item)
+{
+    uint64_t version = version_of(t->container);
+    if (version && version == t->version)
+        return SAME;
+    enum found all = look_at_all(t, item);
+    t->version = all == SAME ? version : 0;
+    return all;
+}
+
 static enum found look_at_tables(const Watch *w)
 {
     enum found all = SAME;
     PyObject *const *item = w->item;
-    for (const struct table *t = w->table; all != OTHERS && t < w->table + w->tables; t++) {
+    for (struct table *t = w->table; all != OTHERS && t < w->table + w->tables; t++) {
         enum found one = look_at(t, item);
         item += t->items;
         all = one > all ? one : all;

@@ -5,8 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
-from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -149,8 +147,7 @@ class Pieces:
         parameters may still use them."""
         assert self.gradients is not None
         if len(self._users) == 1:
-            groups = map(itemgetter("params"), optimizer.param_groups)
-            self.gradients.spent.spend(list(chain.from_iterable(groups)))
+            self.gradients.spent.spend(optimizer.param_groups)
             return
         others = {
             id(one)
@@ -159,7 +156,8 @@ class Pieces:
             for one in parameters_of(other)
         }
         used = parameters_of(optimizer)
-        self.gradients.spent.spend([one for one in used if id(one) not in others])
+        alone = [one for one in used if id(one) not in others]
+        self.gradients.spent.spend([{"params": alone}])
 
     def _watch(self) -> None:
         """Sees the steps of optimizers that are no binding's."""

@@ -197,6 +197,67 @@ def test_some_keys_of_a_dict() -> None:
             Watch([wrong], [], [], 0)
 
 
+class Holder:
+    """Its attributes are a dict that Python stores into by itself."""
+
+    def __init__(self) -> None:
+        self.a, self.b = [0], [1]
+
+    def store(self, value: Any) -> None:
+        self.a = value
+
+
+WAYS: list[Callable[[Any], Any]] = [
+    lambda table: table.__setitem__("a", [2]),
+    lambda table: table.update(a=[2]),
+    lambda table: table.update(new=1),
+    lambda table: table.setdefault("new", 1),
+    lambda table: table.pop("a"),
+    lambda table: table.popitem(),
+    lambda table: table.clear(),
+    lambda table: table.__delitem__("b"),
+    lambda table: table.__ior__({"b": None}),
+    lambda table: table.update(a=table["b"], b=table["a"]),
+    lambda table: dict.__setitem__(table, "a", [2]),
+]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, lambda items: defaultdict(list, items)])
+def test_each_way_to_change_a_dict_after_a_look(kind: Callable[[Any], dict[str, Any]]) -> None:
+    """Python's number of a dict tells of all of them, also of those that are taken back."""
+    for change in WAYS:
+        table, other = kind({"a": [0], "b": [1]}), {"c": 1}
+        first = dict(table)
+        watch = Watch([table, other, (table, ["a", "b"])], [], [], 0)
+        for _ in range(3):
+            assert watch.look() == SAME
+        change(table)
+        assert watch.look() == OTHERS
+        assert watch.look() == OTHERS
+        table.clear()
+        table.update(first)
+        assert watch.look() == SAME
+        other["c"] = 2
+        assert watch.look() == VALUES
+        assert watch.look() == VALUES
+        watch.take()
+        assert watch.look() == SAME
+        change(table)
+        assert watch.look() == OTHERS
+
+
+def test_attributes_that_are_stored_after_a_look() -> None:
+    """Many times by one line, which Python makes faster."""
+    holder = Holder()
+    watch = Watch([vars(holder)], [], [], 0)
+    first = holder.a
+    for number in range(100):
+        assert watch.look() == SAME
+        holder.store([number])
+        assert watch.look() == OTHERS
+        holder.store(first)
+
+
 def test_tensors_that_moved() -> None:
     home = torch.zeros(4, 4)
     tensor = nn.Parameter(torch.ones(4, 4))
@@ -322,7 +383,7 @@ def test_gradients_are_spent_as_in_python() -> None:
                 one.grad = r.choice(parameters).grad
             case 6:
                 some = r.sample(parameters, 4)
-                spent.spend(some)
+                spent.spend([{"params": some[:1]}, {"params": (*some[1:],)}])
                 known.spend(some)
             case 7:
                 looked = spent.look(parameters)

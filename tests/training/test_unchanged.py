@@ -388,6 +388,16 @@ def test_equal_bits_are_an_equal_state() -> None:
         assert len(set(seen.values())) == len(seen)
 
 
+def test_the_number_that_torch_leaves_is_part_of_the_state() -> None:
+    """Every other draw takes that alone. To set the state that is there is no change."""
+    for _ in range(6):
+        bits = rng_memory.copied(rng_memory.torch_state())
+        torch.set_rng_state(torch.get_rng_state())
+        assert same_bytes(rng_memory.torch_state(), bits)
+        torch.randn(1, dtype=torch.float64)
+        assert not same_bytes(rng_memory.torch_state(), bits)
+
+
 @pytest.mark.parametrize("way", ["data", "assign", "transposed"])
 def test_a_step_after_a_parameter_left_the_heap(store: pmstore.Store, way: str) -> None:
     """It is taken in by the commit: the step is that of a model that was never attached."""

@@ -274,4 +274,4 @@ class GradientKeeper:
                 _first(parameter.grad).fill_(torch.nan)
                 gradient = parameter.grad
                 self.dead[id(gradient)] = (weakref.ref(gradient), self._version(gradient))
-                self.spent.spend([parameter])
+                self.spent.spend([{"params": [parameter]}])

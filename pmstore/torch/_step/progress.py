@@ -15,7 +15,7 @@ from pmstore.torch.kept_structure import Structure
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
-_FOUR = struct.Struct("=4q")
+_FOUR, _ONE = struct.Struct("=4q"), struct.Struct("=q")
 
 
 BY_HAND = "by hand"
@@ -136,14 +136,14 @@ class Progress:
             return
         epoch = self._handle.epoch()
         if epoch != self._seen_epoch:
-            self._committed = int(self._numbers[_STEP])
+            (self._committed,) = _ONE.unpack_from(self._raw, _ONE.size * _STEP)
             self._seen_epoch = epoch
 
     def begin_update(self, writes: list[Any]) -> None:
         """Says in the store that a step is under way, and declares what it writes: captured in one
         go, without a fault for each piece."""
-        self._store._core.pool.will_write((self._numbers, *writes))
-        self._numbers[_MIDSTEP] = 1
+        self._handle.will_write((self._raw, *writes))
+        _ONE.pack_into(self._raw, _ONE.size * _MIDSTEP, 1)
 
     def capture(self, finished: int) -> None:
         """Pending until the next commit."""
