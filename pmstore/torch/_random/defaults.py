@@ -24,11 +24,11 @@ from pmstore.torch.kept_structure import Structure, raw_bytes
 # ---- where the states of the default generators lie, for comparing
 #
 # `random.getstate` makes 625 ints, `numpy.random.get_state` copies as many one by one: 30 us and 90
-# us, at every step, for generators that most steps do not use; torch's takes 2 us, or 6 where the
-# step has filled the caches. To see where they lie that the bytes are those that were written last
-# takes a fraction of one. Where they lie is no part of an interface: it is looked for in generators
-# made for that, at import, and compared with what the interface says. Where that fails (another
-# interpreter, another numpy or torch), there is nothing to see, and the caller asks the interface.
+# us, at every step, for generators that most steps do not use. To see where they lie that the bytes
+# are those that were written last takes a fraction of one. Where they lie is no part of either's
+# interface: it is looked for in generators made for that, at import, and compared with what the
+# interface says. Where that fails (another interpreter, another numpy), there is nothing to see,
+# and the caller asks the interface. torch's interface is quick enough.
 
 
 Bits = torch.Tensor | tuple[memoryview | bytes, ...]
@@ -152,103 +152,16 @@ numpy_state: Callable[[], Bits | None] = _numpy_look()
 """The bits of `numpy.random.get_state()`: equal means the same state. None: ask there."""
 
 
-# ---- torch: somewhere behind the address that a Generator tells struct { uint64_t seed; int left;
-# bool seeded; uint32_t next, state[624]; }, and an optional<float> and an optional<double>, numbers
-# that are left for the next draw
-
-_LEFT = "single", "double"
-_TOLD = np.dtype(f"u8, i4, i4, u8, {_WORDS}u8, f8, f8, f8, i4, i4, f4, ?, (3,)u1")
-_TOLD.names = (
-    *("seed", "left", "seeded", "next", "words", "x", "double", "rho", "has_double"),
-    *("pad", "single", "has_single", "end"),
-)
-_LIES: dict[str, tuple[str, int]] = {
-    "seed": ("u8", 0),
-    "left": ("i4", 8),
-    "seeded": ("?", 12),
-    "next": ("u4", 16),
-    "words": (f"{_WORDS}u4", 20),
-    "single": ("f4", 2520),
-    "has_single": ("?", 2524),
-    "double": ("f8", 2528),
-    "has_double": ("?", 2536),
-}
-"""Of each what it is, and its place."""
-_NEAR = 256  # they begin within so many bytes
-
-
-def _torch_bits(generator: torch.Generator, offset: int) -> dict[str, memoryview]:
-    address: Any = generator._cdata  # type: ignore[attr-defined]
-    return {
-        name: _memory(address + offset + place, np.dtype(kind).itemsize)
-        for name, (kind, place) in _LIES.items()
-    }
-
-
-def _told(generator: torch.Generator) -> Any:
-    return np.frombuffer(generator.get_state().numpy(), _TOLD)[0]
-
-
-def _torch_agrees(generator: torch.Generator, offset: int) -> bool:
-    told = _told(generator)
-    for name, bits in _torch_bits(generator, offset).items():
-        lies = np.frombuffer(bits, np.dtype(_LIES[name][0]).base)
-        if (name not in _LEFT or told[f"has_{name}"]) and not np.array_equal(
-            np.atleast_1d(told[name]), lies
-        ):
-            return False
-    return True
-
-
-def _torch_offset() -> int | None:
-    """Returns where the state lies, behind a generator's address."""
-    generator = torch.Generator().manual_seed(12345)
-    first = _told(generator)["words"][:8].astype(np.uint32).tobytes()
-    near = ctypes.string_at(generator._cdata, _NEAR)  # type: ignore[attr-defined]
-    offset = near.find(first) - _LIES["words"][1]
-    if offset < 0:
-        return None
-    for _ in range(2):
-        torch.randn(1, dtype=torch.float64, generator=generator)  # every other one leaves a number
-        raw = generator.get_state()
-        whole = raw.numpy().view(_TOLD)
-        whole["single"], whole["has_single"] = 0.25, not whole["has_single"]
-        agreed = _torch_agrees(generator, offset)
-        generator.set_state(raw)
-        if not (agreed and _torch_agrees(generator, offset)):
-            return None
-    return offset
-
-
 def _torch_look() -> Callable[[], Bits]:
     introduce()
     generator = torch.default_generator
-    try:
-        offset = _torch_offset()
-    except (AttributeError, RuntimeError, ValueError):
-        offset = None
-    if offset is None:
-        if same_bytes(generator.get_state(), generator.get_state()) is None:
-            return lambda: (memoryview(generator.get_state().numpy()),)  # type: ignore[arg-type]
-        return generator.get_state
-    bits = _torch_bits(generator, offset)
-    single, double = bits["has_single"], bits["has_double"]
-    # where no number is left, what lies in its place is anything
-    all_bits: dict[tuple[int, int], Bits] = {
-        (one, two): tuple(
-            lies
-            for name, lies in bits.items()
-            if not (name == "single" and not one) and not (name == "double" and not two)
-        )
-        for one in (0, 1)
-        for two in (0, 1)
-    }
-    return lambda: all_bits[single[0], double[0]]
+    if same_bytes(generator.get_state(), generator.get_state()) is None:  # not known to C code
+        return lambda: (memoryview(generator.get_state().numpy()),)  # type: ignore[arg-type]
+    return generator.get_state
 
 
 torch_state: Callable[[], Bits] = _torch_look()
-"""The bits of `torch.get_rng_state()`: equal means the same state. Where they lie, or a copy."""
-_torch_lies = torch_state() is torch_state()
+"""The bits of `torch.get_rng_state()`: a copy, which torch makes in 2 us."""
 
 
 # ---- the states as data
@@ -289,13 +202,12 @@ class RngParts:
     def __init__(self, store: Store, path: str) -> None:
         self._parts = {name: Structure(store, f"{path}/{name}") for name in (*_GENERATORS, "cuda")}
         self._written: dict[str, bytes] = {}
-        self._bits: dict[str, Bits | None] = {}  # that were written
         self.watch: Watch | None = None  # see `Part`
 
     def capture(self) -> None:
         """Writes what changed; pending until the next commit."""
         for name, (look, state) in _GENERATORS.items():
-            bits = self._bits[name] = look()
+            bits = look()
             if bits is None or not same_bytes(bits, self._written.get(name, _NO_BITS)):
                 now = _NO_BITS if bits is None else copied(bits)  # before the state is read
                 self._parts[name].write(state())
@@ -336,12 +248,11 @@ class RngPart(RngParts):
         questions: list[Question] = [(torch.cuda.is_initialized, (), False)]
         held = _held()
         for name, (look, _) in _GENERATORS.items():
-            known, bits = self._written[name], self._bits[name]
+            known, bits = self._written[name], look()
             if known == _NO_BITS:
                 return
-            lies = name != "torch" or _torch_lies
-            questions += held[name]
-            questions.append((same_bytes, (bits, known), True) if lies else (look, (), known))
+            same = (same_bytes, (bits, known), True) if held[name] else (look, (), known)
+            questions += [*held[name], same]
         self.watch = asking(questions)
 
 
