@@ -159,7 +159,10 @@ static int restore_pins(struct pms_heap *h, struct pms_error *error)
 static int back_log(struct pms_heap *h, struct pms_error *error)
 {
     errno = pms_charge_ordinary(h->undo, h->log_need - h->slot_need);
-    return errno ? pms_fail_errno(error, "allocating the store's log on the disk") : PMS_OK;
+    return errno ? pms_fail_errno(error, "the disk has no room for the store's log, which takes "
+                                         "what its arrays do; without it the store can be read "
+                                         "(mode 'r')")
+                 : PMS_OK;
 }
 
 int pms_heap_rebuild(struct pms_heap *h, struct pms_error *error)

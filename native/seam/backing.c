@@ -44,11 +44,11 @@ void pms_backing_tell(struct pms_backing *b, _Atomic uint64_t *told)
     count(b);
 }
 
-void pms_backing_open(struct pms_backing *b, int fd, unsigned char *mapped,
+void pms_backing_open(struct pms_backing *b, int fd, const struct pms_map *map,
                       struct pms_persist *persist, bool sync)
 {
     *b = (struct pms_backing){.fd = fd,
-                              .memory = mapped && pms_huge_in_memory(fd) ? mapped : NULL,
+                              .map = map && pms_huge_in_memory(fd) ? map : NULL,
                               .persist = persist,
                               .sync = sync};
 }
@@ -103,8 +103,9 @@ static uint64_t step_end(const struct pms_backed *p, uint64_t to)
 static int reserve(const struct pms_backing *b, const struct pms_backed *p, uint64_t end)
 {
     uint64_t off = p->off + p->backed, bytes = end - p->backed;
-    return b->memory && bytes >= MADE_AT_ONCE
-               ? pms_persist_make(b->persist, b->fd, b->memory, off, bytes)
+    /* what the store grows by is not mapped yet */
+    return b->map && bytes >= MADE_AT_ONCE && off + bytes <= b->map->bytes
+               ? pms_persist_make(b->persist, b->fd, b->map->engine, off, bytes)
                : pms_persist_reserve(b->persist, b->fd, off, bytes);
 }
 

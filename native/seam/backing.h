@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/layout.h"
+#include "seam/map.h"
 #include "seam/persist.h"
 
 struct pms_backing {
@@ -18,7 +19,7 @@ struct pms_backing {
     struct pms_persist *persist; /* NULL: everything is backed, or nobody writes */
     bool sync;                   /* an allocation is to be durable before it is relied on */
     int failed;                  /* errno of a sync: what a later one says is no answer */
-    unsigned char *memory;       /* the file, mapped writable, where it lies in memory; else NULL */
+    const struct pms_map *map;   /* of the file, where it lies in memory; else NULL */
     uint32_t count;
     struct pms_backed {
         uint64_t off, bytes; /* of a segment's log */
@@ -30,8 +31,8 @@ struct pms_backing {
     uint64_t room;  /* of entries that fit there for sure, as pms_undo_capacity counts */
 };
 
-/* Nothing is known to be backed yet. mapped: the file, writable, or NULL. */
-void pms_backing_open(struct pms_backing *b, int fd, unsigned char *mapped,
+/* Nothing is known to be backed yet. map: of the file, if stores reach it there; or NULL. */
+void pms_backing_open(struct pms_backing *b, int fd, const struct pms_map *map,
                       struct pms_persist *persist, bool sync);
 
 /* The superblock's logs are those; what is known of those that stay stays. backed: all of them

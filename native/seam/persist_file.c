@@ -168,7 +168,7 @@ int pms_persist_make(struct pms_persist *p, int fd, unsigned char *mapped, uint6
     (void)p;
     uint64_t from = pms_huge_up(offset), to = pms_huge_down(offset + bytes);
     int err = hook(PMS_PRIM_ALLOCATE, fd, (uintptr_t)offset, (size_t)bytes);
-    if (!err && from < to)
+    if (!err && from < to && pms_huge_fits(fd, bytes))
         (void)pms_huge_make(mapped + from, to - from);
     return err ? err : reserve(fd, offset, bytes);
 }

@@ -263,7 +263,7 @@ static int start_engine(struct opening *o, struct pms_error *error)
         return status;
     struct pms_backing *backing = &pool->undo.charge.backing;
     if (!pool->opened.read_only)
-        pms_backing_open(backing, pool->opened.fd, pool->map.shared ? pool->map.engine : NULL,
+        pms_backing_open(backing, pool->opened.fd, pool->map.shared ? &pool->map : NULL,
                          &pool->persist, pool->persist.flush != PMS_FLUSH_NONE);
     pms_undo_set_extents(&pool->undo, &pool->super);
     pms_backing_trust(backing, pool->opened.backed);
