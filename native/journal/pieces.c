@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/checksum.h"
-#include "base/lock.h"
 #include "base/quiet.h"
 #include "journal/state.h"
 #include "seam/spill.h"
@@ -17,27 +16,17 @@ struct writing {
     uint64_t count, most;
     _Atomic uint64_t next, checked; /* pieces that are taken, and that have their checksum */
     bool headed;                    /* the header is written */
-    struct pms_lock lock;           /* of what follows */
-    int status;                     /* of the first that failed */
+    _Atomic bool failing;
+    int status; /* of the first that failed */
     struct pms_error error;
 };
 
 static void note(struct writing *w, int status, const struct pms_error *error)
 {
-    pms_lock_acquire(&w->lock);
-    if (w->status == PMS_OK) {
-        w->status = status;
-        w->error = *error;
-    }
-    pms_lock_release(&w->lock);
-}
-
-static bool is_failing(struct writing *w)
-{
-    pms_lock_acquire(&w->lock);
-    bool failing = w->status != PMS_OK;
-    pms_lock_release(&w->lock);
-    return failing;
+    if (atomic_exchange(&w->failing, true))
+        return;
+    w->status = status;
+    w->error = *error;
 }
 
 /* ---- a piece ---- */
@@ -118,7 +107,7 @@ static int write_head(struct writing *w, struct iovec behind, struct pms_error *
     struct pms_record *record = j->record;
     uint64_t head = pms_record_head(record->run_count);
     size_t used = sizeof *record + record->run_count * sizeof(struct pms_run);
-    struct iovec iov[3] = {{record, head}, behind}; /* and one for where the ring ends */
+    struct iovec iov[2] = {{record, head}, behind}; /* and one for where the ring ends */
     record->images_crc = join(w);
     record->crc = 0;
     record->crc = pms_crc32c(j->ring.seed, record, used);
@@ -129,7 +118,7 @@ static int write_head(struct writing *w, struct iovec behind, struct pms_error *
                         "the store again");
     int status = pms_ring_write(&j->ring, j->map->persist, j->tail, iov, 1 + (behind.iov_len > 0),
                                 error);
-    w->headed = status == PMS_OK;
+    w->headed = status != PMS_E_FULL;
     return status;
 }
 
@@ -160,7 +149,7 @@ static int carry_piece(struct writing *w, struct pms_piece *piece, unsigned char
         piece->crc = pms_crc32c(0, buffer, piece->pages * PMS_PAGE);
     }
     bool last = atomic_fetch_add(&w->checked, 1) + 1 == w->count;
-    if (is_failing(w))
+    if (atomic_load(&w->failing))
         return PMS_OK;
     if (last && w->change) {
         bool together = begins_images(w, piece);
@@ -192,8 +181,7 @@ int pms_pieces_write(struct pms_journal *j, const struct pms_change *change, str
     pms_overlap(carry, &w, count < lanes ? count : lanes);
     if (!change)
         (void)join(&w);
-    else if (!count)
-        w.status = write_head(&w, (struct iovec){0}, &w.error);
+    PMS_ASSERT(count);
     if (w.status && w.headed)
         take_back(j);
     if (w.status && error)

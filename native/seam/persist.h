@@ -153,7 +153,7 @@ int pms_persist_map(struct pms_persist *p, void *addr, size_t n, int prot, int f
 void pms_parallel_start(void);
 void pms_parallel_for(void (*fn)(void *ctx, size_t i), void *ctx, size_t n);
 /* The same of what waits for a disk: by four threads at least, however many cores there are, so
- * that some compute while others wait. */
+ * that some compute while others wait. As long as it takes, other jobs run in their callers. */
 void pms_overlap_start(void);
 void pms_overlap(void (*fn)(void *ctx, size_t i), void *ctx, size_t n);
 void pms_parallel_after_fork_in_child(void);

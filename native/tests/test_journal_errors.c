@@ -124,12 +124,17 @@ static void test_sync_error(void)
 }
 
 static unsigned char *racing;
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 static int racing_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
 {
     (void)addr;
     (void)bytes;
-    if (primitive == PMS_PRIM_PWRITE && !is_writer() && racing)
+    if (primitive != PMS_PRIM_PWRITE || is_writer())
+        return 0;
+    pthread_mutex_lock(&one_at_a_time);
+    if (racing)
         racing[draw(PMS_PAGE)]++;
+    pthread_mutex_unlock(&one_at_a_time);
     return 0;
 }
 
@@ -211,6 +216,47 @@ static void test_record_taken_back(void)
     close(copy);
 }
 
+static struct store *failing;
+static int written_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
+{
+    if (primitive != PMS_PRIM_PWRITE || is_writer() || !failing)
+        return 0;
+    size_t head = bytes - PMS_PAGE;
+    const unsigned char *behind = failing->map.user + DATA0_PAGE * PMS_PAGE;
+    MUST(pwrite(pms_persist_hook_fd, failing->journal->record, head, (off_t)addr) == (ssize_t)head);
+    MUST(pwrite(pms_persist_hook_fd, behind, PMS_PAGE, (off_t)(addr + head)) == PMS_PAGE);
+    failing = NULL;
+    return EIO;
+}
+
+/* The disk wrote all of the record, and said that it failed. */
+static void test_record_of_a_write_that_failed(void)
+{
+    struct store s;
+    struct pms_error error;
+    struct pms_run runs[1] = {{.page = DATA0_PAGE, .pages = 1}};
+    struct pms_change change = {.tx = 1, .runs = runs, .run_count = 1};
+    int fd = new_file(), copy = new_file();
+    format(fd, 0);
+    store_open(&s, fd, 0);
+    store_write(&s, runs, 1, 1);
+    MUST(pms_journal_commit(s.journal, &change, &error) == PMS_OK);
+    MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
+    store_write(&s, runs, 1, 2);
+    change.tx = 2;
+    failing = &s;
+    pms_persist_hook = written_hook;
+    MUST(pms_journal_commit(s.journal, &change, &error) == PMS_E_OS && error.sys_errno == EIO);
+    pms_persist_hook = NULL;
+    MUST(!failing && s.persist.failed_syncs == 0);
+    load_file(fd, image);
+    store_file(copy, image);
+    MUST(recover_tx(copy, NULL) == 1);
+    store_close(&s);
+    close(fd);
+    close(copy);
+}
+
 /* Which copies of the anchor the medium surely holds: written since, and a sync after it that
  * succeeded. */
 static bool sure[2], unsynced[2];
@@ -271,6 +317,7 @@ int main(void)
     TEST(test_sync_error);
     TEST(test_racing_writer);
     TEST(test_record_taken_back);
+    TEST(test_record_of_a_write_that_failed);
     TEST(test_anchor_failures);
     return test_summary();
 }
