@@ -33,6 +33,7 @@ struct pending { /* announced by a thread, done when its next event comes */
     uintptr_t addr;
     void *site[TRACE_SITES];
     bool active;
+    bool home; /* by the thread that writes images home */
 };
 
 static struct trace *tr;
@@ -105,6 +106,18 @@ static uint32_t slot(void)
     if (me > THREADS)
         abort();
     return me - 1;
+}
+
+/* The thread that writes images home: native/journal/home.c says its name. */
+static bool writes_home(void)
+{
+    static __thread int known; /* 1: no, 2: yes */
+    char name[16] = "";
+    if (!known) {
+        pthread_getname_np(pthread_self(), name, sizeof name);
+        known = 1 + (strcmp(name, "pms-journal") == 0);
+    }
+    return known == 2;
 }
 
 static struct tr_event *emit(enum tr_kind kind, uint32_t thread, uint64_t off, uint64_t bytes,
@@ -210,11 +223,12 @@ static void complete(uint32_t t, bool done)
     p->active = !done;
 }
 
-static void complete_all(uint32_t me_slot)
+/* joined: whoever wrote beside this thread has come back to it, as before a commit's sync. */
+static void complete_all(uint32_t me_slot, bool joined)
 {
     uint32_t n = atomic_load(&threads);
     for (uint32_t t = 0; t < n && t < THREADS; t++)
-        complete(t, t == me_slot);
+        complete(t, t == me_slot || (joined && pending[t].kind == TR_PWRITE && !pending[t].home));
 }
 
 static void map_view(uintptr_t addr, uint64_t bytes)
@@ -263,6 +277,7 @@ static void announce(uint32_t t, enum tr_kind kind, uintptr_t addr, uint64_t off
     p->off = off;
     p->bytes = bytes;
     p->active = true;
+    p->home = writes_home();
     memcpy(p->site, site, sizeof p->site);
 }
 
@@ -288,7 +303,7 @@ static void on_primitive(uint32_t t, enum pms_primitive primitive, uintptr_t add
     if (inside_copy) { /* head or tail of a copy that is not aligned */
         take(TR_STORE, t, pending[t].off + (addr - pending[t].addr), bytes, site);
     } else {
-        complete_all(t);
+        complete_all(t, primitive == PMS_PRIM_SYNC && !writes_home());
     }
     switch (primitive) {
     case PMS_PRIM_STORE:
@@ -317,18 +332,6 @@ static void on_primitive(uint32_t t, enum pms_primitive primitive, uintptr_t add
     case PMS_PRIM_MAP: map_view(addr, bytes); break;
     case PMS_PRIM_PROTECT: all_user(t); break;
     }
-}
-
-/* The thread that writes images home: native/journal/home.c says its name. */
-static bool writes_home(void)
-{
-    static __thread int known; /* 1: no, 2: yes */
-    char name[16] = "";
-    if (!known) {
-        pthread_getname_np(pthread_self(), name, sizeof name);
-        known = 1 + (strcmp(name, "pms-journal") == 0);
-    }
-    return known == 2;
 }
 
 static int hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
@@ -382,7 +385,7 @@ void trace_mark(enum tr_kind kind, uint64_t number)
     if (!tr)
         return;
     pms_lock_acquire(&lock);
-    complete_all(slot());
+    complete_all(slot(), false);
     all_user(slot());
     emit(kind, slot(), 0, number, NULL);
     pms_lock_release(&lock);
@@ -394,7 +397,7 @@ void trace_stop(void)
         return;
     pms_persist_hook = NULL;
     pms_lock_acquire(&lock);
-    complete_all(slot());
+    complete_all(slot(), false);
     all_user(slot());
     tr = NULL;
     pms_lock_release(&lock);
