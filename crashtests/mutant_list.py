@@ -563,7 +563,7 @@ _RELIEF = [
            "what was stored to after it was brought home is not written again", FILE, native=("test_bring",)),
     Mutant("bring_old", "flush/bring.c", "        !pms_heap_is_fresh(pool->heap, off) ||", "",
            "what is brought home lands on what was committed", FILE, native=("test_bring",)),
-    Mutant("bring_unjoined", "journal/plan.c", "            crc = pms_crc32c_join(crc, j->sent[page].crc, n * PMS_PAGE);\n            continue;", "            continue;",
+    Mutant("bring_unjoined", "journal/plan.c", "            add_piece(l, PMS_PIECE_SENT, i, done, n)->crc = j->sent[page].crc;", "            (void)add_piece(l, PMS_PIECE_SENT, i, done, 0);",
            "a record does not vouch for what was brought home before it", FILE, first=("brought",)),
     Mutant("bring_unpadded", "flush/bring.c", "    return pms_crc32c(b->crc[at / PMS_BRING_PIECE], to + bytes, rest);", "    return rest < PMS_PAGE ? b->crc[at / PMS_BRING_PIECE] : 0;",
            "the checksum of a block that ends within a page leaves out the rest of the page", FILE, first=("brought",)),
@@ -682,7 +682,7 @@ _THIN = [
     Mutant("thin_data_in_part", "heap/super.c", "(struct pms_stretch){from, super->file_bytes - from};",
            "(struct pms_stretch){from, super->file_bytes - from - PMS_PAGE};",
            "a restored store ends in a hole", native=("test_snapshot",)),
-    Mutant("thin_made_unasked", "seam/persist_file.c", "    if (!err && from < to)", "    if (from < to)",
+    Mutant("thin_made_unasked", "seam/persist_file.c", "    if (!err && from < to && pms_huge_fits(fd, bytes))", "    if (from < to && pms_huge_fits(fd, bytes))",
            "a log takes memory that it was refused", native=THIN),
 ]
 

@@ -1,4 +1,5 @@
 #include "faults.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -199,7 +200,10 @@ WRAPPED(void *, mmap, void *addr, size_t n, int prot, int flags, int fd, off_t o
 
 WRAPPED(int, munmap, void *addr, size_t n)
 {
-    return fails_with_errno(FAULT_MUNMAP, false) ? -1 : __real_munmap(addr, n);
+    if (fails_with_errno(FAULT_MUNMAP, false))
+        return -1;
+    trace_unmap((uintptr_t)addr, n);
+    return __real_munmap(addr, n);
 }
 
 WRAPPED(int, madvise, void *addr, size_t n, int advice)

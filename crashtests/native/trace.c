@@ -244,6 +244,19 @@ static void map_view(uintptr_t addr, uint64_t bytes)
     view[views++] = (struct view){addr, bytes};
 }
 
+void trace_unmap(uintptr_t addr, uint64_t bytes)
+{
+    uint32_t kept = 0;
+    if (!tr || inside)
+        return;
+    pms_lock_acquire(&lock);
+    for (uint32_t i = 0; i < views; i++)
+        if (view[i].addr < addr || view[i].addr >= addr + bytes)
+            view[kept++] = view[i];
+    views = kept;
+    pms_lock_release(&lock);
+}
+
 static bool offset_of(uintptr_t addr, uint64_t *off)
 {
     for (uint32_t i = views; i-- > 0;)

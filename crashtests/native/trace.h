@@ -83,6 +83,9 @@ extern bool (*trace_may_run)(void);
 /* If set: called before each primitive, by its thread. starter: the one that called trace_start. */
 extern void (*trace_before)(bool starter, enum pms_primitive primitive);
 
+/* What lay there is no view of the store any more: the engine puts its own things there next. */
+void trace_unmap(uintptr_t addr, uint64_t bytes);
+
 /* The engine is about to store: in a build with the detector (detect.c). */
 void trace_store(const void *at, uint64_t bytes, void *site);
 
