@@ -18,7 +18,7 @@ struct script {
     struct wl *w;
     struct wl_flush flush;
     bool flushing;
-    bool flipped[2]; /* in this transaction: the other slot holds what is committed */
+    bool flipped[2];        /* in this transaction: the other slot holds what is committed */
     struct pms_object view; /* of an array that may be gone; no data: none */
 };
 

@@ -142,7 +142,7 @@ void wl_churn(struct wl *w);
 void wl_pins(struct wl *w);
 
 /* brought.c */
-void wl_bring(struct wl *w, uint32_t seed); /* two new arrays */
+void wl_bring(struct wl *w, uint32_t seed);         /* two new arrays */
 void wl_store_same(struct wl *w, const char *name); /* what is there, on each page */
 /* a third of its pages changes, a third changes and changes back */
 void wl_store_back(struct wl *w, const char *name, uint32_t value);

@@ -13,7 +13,7 @@ enum found { SAME, VALUES, OTHERS };
 struct table {
     PyObject *container; /* a dict or a list */
     Py_ssize_t items;    /* objects in it: of a dict keys and values */
-    Py_ssize_t size; /* of a dict some keys of which are looked at alone: how many it has; or -1 */
+    Py_ssize_t size;  /* of a dict some keys of which are looked at alone: how many it has; or -1 */
     uint64_t version; /* of a dict, when it was last seen to be as it was; 0: not known */
 };
 
