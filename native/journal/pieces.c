@@ -107,7 +107,7 @@ static int write_head(struct writing *w, struct iovec behind, struct pms_error *
     struct pms_record *record = j->record;
     uint64_t head = pms_record_head(record->run_count);
     size_t used = sizeof *record + record->run_count * sizeof(struct pms_run);
-    struct iovec iov[2] = {{record, head}, behind}; /* and one for where the ring ends */
+    struct iovec iov[2] = {{record, head}, behind};
     record->images_crc = join(w);
     record->crc = 0;
     record->crc = pms_crc32c(j->ring.seed, record, used);

@@ -185,35 +185,52 @@ static int late_hook(enum pms_primitive primitive, uintptr_t addr, size_t bytes)
     return EIO;
 }
 
+static struct store *store_of(const struct pms_change *change, int fd)
+{
+    static struct store s;
+    struct pms_error error;
+    format(fd, 0);
+    store_open(&s, fd, 0);
+    store_write(&s, change->runs, change->run_count, 1);
+    MUST(pms_journal_commit(s.journal, change, &error) == PMS_OK);
+    MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
+    return &s;
+}
+
+/* The second commit, of the first run alone, fails, and a crash after it finds the first. */
+static void fail_second(struct store *s, struct pms_change *change, pms_persist_hook_fn *hook,
+                        int fd)
+{
+    struct pms_error error;
+    int copy = new_file();
+    store_write(s, change->runs, 1, 2);
+    change->tx = 2;
+    pms_persist_hook = hook;
+    MUST(pms_journal_commit(s->journal, change, &error) == PMS_E_OS && error.sys_errno == EIO);
+    pms_persist_hook = NULL;
+    MUST(s->persist.failed_syncs == 0);
+    load_file(fd, image);
+    store_file(copy, image);
+    MUST(recover_tx(copy, NULL) == 1);
+    close(copy);
+}
+
 /* What goes straight home fails when the record's header is written, and home happens to have the
  * same bytes: the record is whole, and must not count. */
 static void test_record_taken_back(void)
 {
-    struct store s;
     struct pms_error error;
     struct pms_run runs[2] = {{.page = DATA0_PAGE, .pages = 1},
                               {.page = EXTENT0_PAGE, .pages = 1, .home = 1}};
     struct pms_change change = {.tx = 1, .runs = runs, .run_count = 2};
-    int fd = new_file(), copy = new_file();
-    format(fd, 0);
-    store_open(&s, fd, 0);
-    store_write(&s, runs, 2, 1);
-    MUST(pms_journal_commit(s.journal, &change, &error) == PMS_OK);
-    MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
-    store_write(&s, runs, 1, 2);
-    change.tx = 2;
-    pms_persist_hook = late_hook;
-    MUST(pms_journal_commit(s.journal, &change, &error) == PMS_E_OS && error.sys_errno == EIO);
-    pms_persist_hook = NULL;
-    MUST(atomic_load(&headed) && s.persist.failed_syncs == 0);
-    load_file(fd, image);
-    store_file(copy, image);
-    MUST(recover_tx(copy, NULL) == 1);
-    MUST(pms_journal_commit(s.journal, &change, &error) == PMS_OK);
-    store_close(&s);
+    int fd = new_file();
+    struct store *s = store_of(&change, fd);
+    fail_second(s, &change, late_hook, fd);
+    MUST(atomic_load(&headed));
+    MUST(pms_journal_commit(s->journal, &change, &error) == PMS_OK);
+    store_close(s);
     MUST(recover_tx(fd, NULL) == 2);
     close(fd);
-    close(copy);
 }
 
 static struct store *failing;
@@ -232,29 +249,16 @@ static int written_hook(enum pms_primitive primitive, uintptr_t addr, size_t byt
 /* The disk wrote all of the record, and said that it failed. */
 static void test_record_of_a_write_that_failed(void)
 {
-    struct store s;
-    struct pms_error error;
     struct pms_run runs[1] = {{.page = DATA0_PAGE, .pages = 1}};
     struct pms_change change = {.tx = 1, .runs = runs, .run_count = 1};
-    int fd = new_file(), copy = new_file();
-    format(fd, 0);
-    store_open(&s, fd, 0);
-    store_write(&s, runs, 1, 1);
-    MUST(pms_journal_commit(s.journal, &change, &error) == PMS_OK);
-    MUST(pms_journal_drain(s.journal, &error) == PMS_OK);
-    store_write(&s, runs, 1, 2);
-    change.tx = 2;
-    failing = &s;
-    pms_persist_hook = written_hook;
-    MUST(pms_journal_commit(s.journal, &change, &error) == PMS_E_OS && error.sys_errno == EIO);
-    pms_persist_hook = NULL;
-    MUST(!failing && s.persist.failed_syncs == 0);
-    load_file(fd, image);
-    store_file(copy, image);
-    MUST(recover_tx(copy, NULL) == 1);
-    store_close(&s);
+    int fd = new_file();
+    failing = NULL;
+    struct store *s = store_of(&change, fd);
+    failing = s;
+    fail_second(s, &change, written_hook, fd);
+    MUST(!failing);
+    store_close(s);
     close(fd);
-    close(copy);
 }
 
 /* Which copies of the anchor the medium surely holds: written since, and a sync after it that

@@ -23,7 +23,7 @@ from pmstore.mirror.pinned_memory import PinnedBlocks
 
 # smaller blocks share pages with others, and are never written by a device
 _DIRECT_BYTES = 64 << 10
-# of small tensors that cross the bus together: one copy costs as much as half a megabyte
+# of small tensors that cross the bus together: a copy of each would hold the program, one by one
 _TOGETHER_BYTES = 4 << 20
 
 

@@ -219,7 +219,7 @@ def test_the_word_comes_behind_an_event(gpu: fake_cuda.Runtime) -> None:
 
 
 def test_small_tensors_cross_together(gpu: fake_cuda.Runtime, shm: Path) -> None:
-    """A copy over the bus costs what half a megabyte does: a model's biases are one."""
+    """A model's biases are one copy: each that is started holds the program."""
     tensors = [torch.full((1 + n % 7,), float(n), dtype=DTYPES[n % 3]) for n in range(200)]
     tensors += [torch.full((LARGE,), 7.0), torch.empty(0)]
     copied: list[int] = []
