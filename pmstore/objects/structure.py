@@ -8,8 +8,10 @@ beside it. `join` puts it together again. `encode` gives the skeleton as the byt
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, EnumMeta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,6 +34,12 @@ _MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
     "Counter": Counter,
 }
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN_OF: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,  # of these classes: another one may say `str(item)` of itself
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda item: memoryview(item).tobytes(),
+}
 
 
 def encode(state: Any, arrays: tuple[type, ...] = (np.ndarray,)) -> tuple[bytes, list[Array]]:
@@ -95,14 +103,26 @@ def _split(item: Any, arrays: list[Array], where: str) -> Any:
         return marked
     if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
         return {_MARK: kind.__name__, "name": str(item)}
-    for base in (int, float, str, bytes):
-        if isinstance(item, base):  # an IntEnum, a str of another class: its plain value
-            return base(item)  # type: ignore[arg-type]
+    plain = _plain(item)
+    if isinstance(item, Enum) and item.name in kind.__members__:
+        # programs compare members by `is`
+        value = _split(item.value, arrays, f"{where}.value") if plain is None else plain
+        return {_MARK: "enum", "class": _class_name(kind, where), "name": item.name, "value": value}
+    if plain is not None:
+        return plain
     raise TypeError(
         f"cannot store the state at {where or 'the top'}: {kind.__module__}.{kind.__qualname__} is "
         "neither data nor a collection of data. Leave it out of state_dict(), or give the object a "
         "state_dict() of plain values"
     )
+
+
+def _plain(item: Any) -> Any:
+    """Returns the plain value of a number, text or bytes of another class. None: it is none."""
+    for base, plain in _PLAIN_OF.items():
+        if isinstance(item, base):
+            return plain(item)
+    return None
 
 
 def _key(key: Any, where: str) -> Any:
@@ -146,6 +166,8 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
         if name == "deque":
             return deque(parts, mark["maxlen"])
         return set(parts) if name == "set" else frozenset(parts)
+    if name == "enum":
+        return _member(mark, arrays)
     if name in ("dtype", "device"):
         import torch
 
@@ -155,3 +177,37 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
         if isinstance(dtype, torch.dtype):
             return dtype
     raise ValueError(f"a stored state has a mark that this version does not know: {name!r}")
+
+
+
+# ---- members of enumerations
+
+
+def _class_name(kind: type, where: str) -> str:
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _find_class(name) is not kind:
+        raise TypeError(
+            f"cannot store the state at {where or 'the top'}: the enumeration {kind.__qualname__} "
+            "is found under no name of its module, as after a restart it has to be: define it at "
+            "the top of a module"
+        )
+    return name
+
+
+def _find_class(name: str) -> Any:
+    """Returns what has that name in a module that is imported. Runs no code of the program: the
+    store may be anybody's."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
+
+
+def _member(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
+    """Returns the member; its value, if the program has not imported the class, or it is gone."""
+    kind = _find_class(str(mark["class"]))
+    members = kind.__members__ if isinstance(kind, EnumMeta) else {}
+    if mark["name"] in members:
+        return members[mark["name"]]
+    return join(mark["value"], arrays)

@@ -19,6 +19,25 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
+class Phase(str, enum.Enum):
+    WARM = "warm"
+
+
+class Mode(enum.Enum):
+    BOTH = (1, 2.5)
+    SAME = (1, 2.5)
+
+
+class Rights(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+class Text(str):
+    def __str__(self) -> str:
+        return "another text"
+
+
 STATES: list[Any] = [
     None,
     {"a": [1, 2.5, "x", b"y", None, True, (1, 2)], 3: {"nested": ()}, (1, "k"): -0.0},
@@ -72,9 +91,33 @@ def test_tensors_that_require_gradients_come_back_so(store: pmstore.Store) -> No
 
 def test_factories_and_subclasses_become_plain() -> None:
     assert join(*split(defaultdict(list, {"a": [1]}))) == {"a": [1]}
-    back = join(*split([Level.LOW]))
-    assert back == [1]
-    assert type(back[0]) is int
+    back = join(*split([Text("a"), Rights.READ | Rights.WRITE]))
+    assert back == ["a", 3]
+    assert [type(one) for one in back] == [str, int]
+
+
+def test_a_member_of_an_enumeration_comes_back_as_itself(store: pmstore.Store) -> None:
+    members = [Level.LOW, Phase.WARM, Mode.BOTH, Mode.SAME, Rights.WRITE]
+    part = Structure(store, "part")
+    part.write({"all": members, "one": Phase.WARM})
+    back = part.read()
+    assert all(one is other for one, other in zip(back["all"], members, strict=True))
+    assert back["one"] is Phase.WARM
+
+
+def test_a_member_of_a_class_that_is_not_imported_comes_back_as_its_value() -> None:
+    skeleton, arrays = split([Phase.WARM, Mode.BOTH, Level.LOW])
+    for mark, other in zip(skeleton, ("gone:Phase", "enum:Enum.Mode", "os:path"), strict=True):
+        mark["class"] = other
+    back = join(skeleton, arrays)
+    assert back == ["warm", (1, 2.5), 1]
+    assert [type(one) for one in back] == [str, tuple, int]
+
+
+def test_an_enumeration_that_a_restart_would_not_find_is_refused() -> None:
+    local = enum.Enum("local", "A")
+    with pytest.raises(TypeError, match=r"at \['a'\]: the enumeration local is found under no name"):
+        split({"a": local.A})  # type: ignore[attr-defined]
 
 
 def test_what_is_not_data_is_named_with_its_place() -> None:

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,70 @@ def objects_of_modules() -> tuple[dict[str, Any], Step]:
     return {"model": model, "optimizer": optimizer}, step
 
 
+class Stage(Enum):
+    FIRST = "first"
+    LATER = "later"
+
+
+class Recurrent(nn.Module):
+    """Its hidden state is of the graph of the step before, until the next one detaches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 3)
+        self.hidden: Any = None
+        self.means: list[torch.Tensor] = []
+        self.stage = Stage.FIRST
+        self.rng = np.random.default_rng(5)
+        self.left: Any = None  # what a forward leaves behind, for looking at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = None if self.hidden is None else tuple(one.detach() for one in self.hidden)
+        self.hidden = self.cell(x, before)
+        self.means = [*self.means, self.hidden[0].mean()][-3:]
+        self.left = self.hidden[0].repeat(40_000, 1)
+        noise = float(self.rng.spawn(1)[0].normal())
+        factor = noise if self.stage is Stage.FIRST else 2.0
+        return self.hidden[0] * factor + sum(one.detach() for one in self.means)
+
+
+def hidden_states_of_modules() -> tuple[dict[str, Any], Step]:
+    model = Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number: int) -> None:
+        if number == 4:
+            model.stage = Stage.LATER
+        optimizer.zero_grad()
+        model(torch.ones(5, 3)).square().sum().backward()
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def seed_sequences() -> tuple[dict[str, Any], Step]:
+    """Each step draws from a child of its own."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sequence, rng = np.random.SeedSequence([1, 2]), np.random.default_rng(3)
+
+    def step(number: int) -> None:
+        children = [np.random.default_rng(sequence.spawn(1)[0]), *rng.spawn(number % 3)]
+        noise = sum(float(one.normal()) for one in children)
+        optimizer.zero_grad()
+        (model(torch.ones(5, 3)) * noise).sum().backward()
+        optimizer.step()
+
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "stateful": {"sequence": sequence, "rng": rng},
+    }, step
+
+
 PROGRAMS = [
+    hidden_states_of_modules,
+    seed_sequences,
     attributes_of_modules,
     objects_of_modules,
     lists_in_an_optimizer,

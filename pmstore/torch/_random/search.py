@@ -89,24 +89,66 @@ class _RandomState:
 
 
 class _Bits:
-    """A numpy Generator: all its state is its bit generator's."""
+    """A numpy Generator: all its state is its bit generator's, and how many it has spawned."""
 
     def __init__(self, bits: Any) -> None:
         self._bits = bits
+        # numpy before 1.25 has it under another name, and spawns by it alone
+        sequence = getattr(bits, "seed_seq", None) or getattr(bits, "_seed_seq", None)
+        known = isinstance(sequence, np.random.SeedSequence)
+        self._sequence = _Sequence(sequence) if known else None
 
     def get_state(self) -> Any:
-        return self._bits.state
+        state = self._bits.state
+        spawned = self._sequence.spawned if self._sequence is not None else 0
+        return {**state, "spawned": spawned} if spawned else state
 
     def set_state(self, state: Any, /) -> None:
-        self._bits.state = state
+        self._bits.state = {key: value for key, value in state.items() if key != "spawned"}
+        if self._sequence is not None:
+            self._sequence.spawned = state.get("spawned", 0)
 
     def seed(self, seed: int) -> None:
         self._bits.state = type(self._bits)(seed).state
+        if self._sequence is not None:
+            self._sequence.seed(seed)
+
+
+class _Sequence:
+    """A numpy SeedSequence, whose `spawn` gives other children each time."""
+
+    def __init__(self, sequence: np.random.SeedSequence) -> None:
+        self._sequence = sequence
+
+    @property
+    def spawned(self) -> int:
+        """How many children it has given."""
+        return self._sequence.n_children_spawned
+
+    @spawned.setter
+    def spawned(self, count: int) -> None:
+        if count != self.spawned:
+            self._become({**self._sequence.state, "n_children_spawned": count})
+
+    def _become(self, given: Any) -> None:
+        """In the object itself, which others may hold: as a pickled one is filled."""
+        other: Any = np.random.SeedSequence(**given)
+        filled: Any = self._sequence
+        filled.__setstate__(other.__reduce__()[2])
+
+    def get_state(self) -> Any:
+        return self._sequence.state
+
+    def set_state(self, state: Any, /) -> None:
+        self._become(state)
+
+    def seed(self, seed: int) -> None:
+        self._become({"entropy": seed})
 
 
 _KINDS = (
     *(torch.Generator, random.Random),
-    *(np.random.Generator, np.random.BitGenerator, np.random.RandomState),
+    *(np.random.Generator, np.random.BitGenerator, np.random.RandomState, np.random.SeedSequence),
 )
 
 
@@ -122,6 +164,8 @@ def as_generator(given: Any) -> Seedable | None:
         return _Bits(given.bit_generator)
     if isinstance(given, np.random.BitGenerator):
         return _Bits(given)
+    if isinstance(given, np.random.SeedSequence):
+        return _Sequence(given)
     return _RandomState(given) if isinstance(given, np.random.RandomState) else None
 
 

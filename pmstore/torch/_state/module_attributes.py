@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from pmstore import Store
 from pmstore._engine._binding import Watch
-from pmstore.objects.structure import encode
+from pmstore.objects.structure import encode, join, split
 from pmstore.torch._random.defaults import set_states, states_of
 from pmstore.torch._random.search import OF_MODULES, Found, Holder, find_in_modules
 from pmstore.torch._state.model import ModelBinding
@@ -55,8 +56,15 @@ class Data(NamedTuple):
 
 
 def _own_keys(module: nn.Module) -> list[str]:
-    """Attributes that are the program's, and not what a framework keeps in a module."""
-    keys = [key for key in vars(module) if key not in OF_MODULES]
+    """Attributes that are the program's, and not what a framework keeps in a module, or torch
+    computes anew in each forward (`weight`, of `weight_orig`, or of `weight_g` and `weight_v`)."""
+    keys = [
+        key
+        for key in vars(module)
+        if key not in OF_MODULES
+        and f"{key}_orig" not in module._parameters
+        and f"{key}_v" not in module._parameters
+    ]
     if "_" not in {key[:1] for key in keys}:
         return keys
     kind = type(module)
@@ -67,19 +75,31 @@ def _own_keys(module: nn.Module) -> list[str]:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether it is a plain array in memory that no gradient flows through."""
+    """Whether it is a plain array in memory. A leaf that requires a gradient is not: somebody
+    trains it."""
     if isinstance(array, torch.Tensor):
         return (
             type(array) is torch.Tensor
             and array.device.type == "cpu"
             and array.layout is torch.strided
-            and not (array.requires_grad or array.is_quantized)
+            and not (array.is_quantized or (array.requires_grad and array.is_leaf))
         )
     return type(array) is np.ndarray and not array.dtype.hasobject
 
 
+def _of_graph(array: Any) -> bool:
+    """Whether it was computed from parameters: a hidden state that the next step detaches."""
+    return isinstance(array, torch.Tensor) and array.requires_grad
+
+
+def _detached(value: Any) -> Any:
+    """The value, without the graph that its tensors are of."""
+    skeleton, arrays = split(value)
+    return join(skeleton, [one.detach() if _of_graph(one) else one for one in arrays])
+
+
 def _may_be_data(value: Any) -> bool:
-    return type(value) in (*_COLLECTIONS, *_ARRAYS) or isinstance(value, np.generic)
+    return type(value) in (*_COLLECTIONS, *_ARRAYS) or isinstance(value, (np.generic, Enum))
 
 
 def _data(value: Any) -> Data | None:
@@ -102,7 +122,10 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     if kind is not type(value):
         table[key] = value
     elif isinstance(here, torch.Tensor) and here.shape == value.shape and here.dtype == value.dtype:
-        here.copy_(value)
+        if _of_graph(here):
+            table[key] = value
+        else:
+            here.copy_(value)
     elif kind is np.ndarray and here.shape == value.shape and here.dtype == value.dtype:
         here[...] = value
     elif kind is list:
@@ -242,6 +265,10 @@ class AttributesPart:
         if data is None or data.arrays:
             self._changed.pop(place, None)
         if data is None:
+            return
+        if any(map(_of_graph, data.arrays)):
+            if not data.large:  # a larger one is what a forward leaves behind, for looking at
+                arrays.setdefault(name, {})[key] = _detached(value)
             return
         if data.data_bytes > _MOST_BYTES and known:
             raise AttachError(
