@@ -78,14 +78,14 @@ def _split(item: Any, arrays: list[Array], where: str) -> Any:
         return {_MARK: "array", "index": len(arrays) - 1}
     if kind is list or kind is tuple:
         return kind(_split(part, arrays, f"{where}[{index}]") for index, part in enumerate(item))
-    if kind is dict and _MARK not in item:
+    # A defaultdict comes back as a dict: its factory is code, and whoever loads the state has its
+    # own.
+    if kind in (dict, defaultdict) and _MARK not in item:
         return {
             _key(key, where): _split(part, arrays, f"{where}[{key!r}]")
             for key, part in item.items()
         }
     if kind in (dict, OrderedDict, Counter, defaultdict):
-        # A defaultdict comes back as a dict: its factory is code, and whoever loads the state has
-        # its own.
         name = {OrderedDict: "OrderedDict", Counter: "Counter"}.get(kind, "dict")
         pairs = [
             [_key(key, where), _split(part, arrays, f"{where}[{key!r}]")]
@@ -104,7 +104,7 @@ def _split(item: Any, arrays: list[Array], where: str) -> Any:
     if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
         return {_MARK: kind.__name__, "name": str(item)}
     plain = _plain(item)
-    if isinstance(item, Enum) and item.name in kind.__members__:
+    if isinstance(item, Enum) and item.name in type(item).__members__:
         # programs compare members by `is`
         value = _split(item.value, arrays, f"{where}.value") if plain is None else plain
         return {_MARK: "enum", "class": _class_name(kind, where), "name": item.name, "value": value}
@@ -179,7 +179,6 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
     raise ValueError(f"a stored state has a mark that this version does not know: {name!r}")
 
 
-
 # ---- members of enumerations
 
 
@@ -207,7 +206,7 @@ def _find_class(name: str) -> Any:
 def _member(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
     """Returns the member; its value, if the program has not imported the class, or it is gone."""
     kind = _find_class(str(mark["class"]))
-    members = kind.__members__ if isinstance(kind, EnumMeta) else {}
+    members: Mapping[str, Any] = kind.__members__ if isinstance(kind, EnumMeta) else {}
     if mark["name"] in members:
         return members[mark["name"]]
     return join(mark["value"], arrays)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
+
+import numpy as np
+import torch
 
 from pmstore._engine._binding import Watch
 
@@ -29,3 +33,17 @@ def still(one: Any, attribute: str, value: Any) -> Question:
 def all_of(watches: Iterable[Watch]) -> list[Question]:
     """Whether all is as each of them has seen it."""
     return [(one.look, (), SAME) for one in watches]
+
+
+_SAMPLED = 512
+"""Elements of an array of numpy that are compared."""
+
+
+def sample_of(one: Any) -> Any:
+    """What tells that something large was changed in place: torch counts that; of numpy's arrays
+    some elements; of collections their length; of anything else nothing."""
+    if isinstance(one, torch.Tensor):
+        return one._version
+    if isinstance(one, np.ndarray):
+        return one.flat[:: max(one.size // _SAMPLED, 1)].tobytes()
+    return len(one) if isinstance(one, (list, dict, deque, set)) else None

@@ -314,8 +314,9 @@ class Run:
         Raises: KeyError: nothing was logged under it; ModuleNotFoundError: pandas is not there.
         """
         self._steps.require()
-        log = self._steps.log
-        return log.table().frame() if name is None else log.history(name)
+        step, log = self._steps.step, self._steps.log
+        ended = [(self.step, step.values)] if step.left and step.values else []
+        return log.table(ended).frame() if name is None else log.history(name, ended)
 
     @property
     def state(self) -> dict[str, Any]:

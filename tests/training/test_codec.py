@@ -25,7 +25,7 @@ class Phase(str, enum.Enum):
 
 class Mode(enum.Enum):
     BOTH = (1, 2.5)
-    SAME = (1, 2.5)
+    SAME = (1, 2.5)  # noqa: PIE796
 
 
 class Rights(enum.IntFlag):
@@ -116,7 +116,9 @@ def test_a_member_of_a_class_that_is_not_imported_comes_back_as_its_value() -> N
 
 def test_an_enumeration_that_a_restart_would_not_find_is_refused() -> None:
     local = enum.Enum("local", "A")
-    with pytest.raises(TypeError, match=r"at \['a'\]: the enumeration local is found under no name"):
+    with pytest.raises(
+        TypeError, match=r"at \['a'\]: the enumeration local is found under no name"
+    ):
         split({"a": local.A})  # type: ignore[attr-defined]
 
 

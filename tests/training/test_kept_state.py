@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+import warnings
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -322,6 +323,7 @@ def life(
     return held
 
 
+@pytest.mark.filterwarnings("ignore:.*is too large to be kept as an attribute:RuntimeWarning")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_run_in_pieces_ends_in_the_same_bits(tmp_path: Path, program: Any) -> None:
     whole = life(tmp_path / "whole.pm", program, 9)
@@ -436,8 +438,87 @@ def test_a_list_that_grows_without_bounds_is_refused(path: Path) -> None:
         with step(run):
             model.cache = [torch.zeros(1 << 19)]  # large from its beginning: not looked at
             model.table = np.zeros(1 << 10)
-        with step(run):
+        with pytest.warns(RuntimeWarning, match="'cache' of the model has changed"), step(run):
             model.cache.append(torch.zeros(1))
         with pytest.raises(AttachError, match="'table' of the model has grown to"), step(run):
             model.table = np.zeros(1 << 20)
         run.rollback()
+
+
+class Attributed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.gate_v = nn.Parameter(torch.ones(2))
+        self.gate = 1.0  # no weight that torch computes
+        self.calls: dict[str, float] = defaultdict(float)
+        self.queue = torch.zeros(600_000)
+        self.counts = list(range(40_000))
+        self.left: torch.Tensor | None = None
+
+
+@contextmanager
+def attributes(path: Path) -> Iterator[tuple[Attributed, Run]]:
+    model = Attributed()
+    with pmstore.open(path) as store:
+        run = attach(store, model=model)
+        yield model, run
+        run.detach()
+
+
+def test_an_attribute_with_the_name_of_a_computed_weight_and_one_with_a_factory(path: Path) -> None:
+    for life in range(3):
+        with attributes(path) as (model, run):
+            assert model.gate == 0.5**life
+            assert model.calls == ({"a": life} if life else {})
+            with step(run):
+                model.gate *= 0.5
+                model.calls["a"] += 1
+            with run.next_step():
+                model.calls["b"] += 1
+            run.rollback()
+            assert model.calls == {"a": life + 1}
+            assert model.calls["c"] == 0.0  # its factory is there
+            del model.calls["c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("queue", lambda model: model.queue[3:5].fill_(1.0)),
+        ("queue", lambda model: setattr(model, "queue", torch.ones(600_000))),
+        ("counts", lambda model: model.counts.append(1)),
+        ("left", lambda model: setattr(model, "left", model.weight.repeat(300_000))),
+    ],
+)
+def test_a_large_attribute_that_changes_is_told_once(path: Path, name: str, change: Any) -> None:
+    with attributes(path) as (model, run):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with step(run):
+                model.gate = 2.0
+        with pytest.warns(RuntimeWarning, match=f"'{name}' of the model has changed"), step(run):
+            change(model)
+        for _ in range(2):
+            with step(run):
+                change(model)  # a second warning would be an error
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (lambda: {"a": (one := [1]), "b": [one]}, "stands in two places"),
+        (lambda: {"a": (one := torch.ones(1)), "b": one}, "stands in two places"),
+        (lambda: {"a": {"b": defaultdict(int)}}, "a defaultdict comes back without its factory"),
+    ],
+)
+def test_state_that_would_come_back_as_another_is_refused(
+    path: Path, value: Any, match: str
+) -> None:
+    with attributes(path) as (_, run):
+        with run.next_step():
+            run.state.update(value())
+        with pytest.raises(TypeError, match=match):
+            run.commit()
+        run.rollback()
+        assert run.state == {}

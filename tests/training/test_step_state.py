@@ -925,6 +925,23 @@ def test_a_roll_back_takes_back_what_was_logged(training: Training) -> None:
     assert run.state is state
 
 
+def test_the_history_has_a_step_by_hand_whose_block_was_left(training: Training) -> None:
+    """As `run.step` has it."""
+    run = training.run
+    for number in range(3):
+        with run.next_step():
+            run.log(loss=number)
+            if number == 2:
+                run.log(new=7)
+        assert run.step == number + 1
+        assert run.history("loss")[0].tolist() == [*range(1, number + 2)]
+    table = run.history()
+    assert [*table["loss"]] == [0.0, 1.0, 2.0]
+    assert [*table["new"].dropna().items()] == [(3, 7.0)]
+    run.commit()
+    assert run.history().equals(table)
+
+
 def test_what_is_logged_behind_a_commit(training: Training) -> None:
     """It goes with the next step."""
     run = training.run

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils.data import Dataset, Sampler
 
 from pmstore._engine._binding import Watch, same_bytes
 from pmstore.torch._random.defaults import bits_of
-from pmstore.torch.changes import Question, all_of
+from pmstore.torch.changes import Question, all_of, sample_of
 from pmstore.torch.run_errors import AttachError
 
 MOST_BYTES = 1 << 20
@@ -28,14 +29,14 @@ ATTRIBUTES = "attributes"
 _MOST_ITEMS = 4096
 """Objects in the lists and dicts of one attribute."""
 _MOST_OBJECTS = 64
-_SAMPLED = 512
-"""Elements of a larger array of numpy that are compared."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _ARRAYS = (np.ndarray, torch.Tensor)
 _COLLECTIONS = (Counter, OrderedDict, defaultdict, deque, set, frozenset)
 """Whose items are compared as bytes."""
 _LARGE = MOST_BYTES + 1
 """The size of what is not measured."""
+_MEMBER_BYTES = 64
+"""Of a member of an enumeration, about."""
 _GONE = object()
 
 
@@ -212,7 +213,7 @@ class _Entry:
         """It is too large to be kept."""
         self.kept, self.bits, self.arrays, value = _GONE, None, [], self.value
         some = value[:_MOST_OBJECTS] if isinstance(value, (list, tuple)) else ()
-        samples = [(one, _sample(one)) for one in (value, *some)]
+        samples = [(one, sample_of(one)) for one in (value, *some)]
         self.samples = [each for each in samples if each[1] is not None]
 
 
@@ -285,7 +286,7 @@ class _Look:
                 (key, *pair) for key, entry in self._entries.items() for pair in entry.arrays
             ]
         for key, one, sample in self._samples:
-            if _sample(one) != sample:
+            if sample_of(one) != sample:
                 found.add(key)
         return found
 
@@ -320,6 +321,9 @@ def _size(value: Any) -> int | None:
             size += 8
         elif issubclass(kind, np.generic):
             size += one.nbytes
+        elif issubclass(kind, Enum):
+            size += _MEMBER_BYTES
+            coded = True
         elif kind is np.ndarray:
             if one.dtype.hasobject or isinstance(one.base, np.memmap):
                 return None
@@ -360,16 +364,6 @@ def _parts(value: Any) -> list[Any]:
         elif type(one) is dict:
             parts += one.values()
     return parts
-
-
-def _sample(one: Any) -> Any:
-    """What tells that it was changed in place: torch counts that; of numpy's arrays some elements;
-    of others their length."""
-    if isinstance(one, torch.Tensor):
-        return one._version
-    if isinstance(one, np.ndarray):
-        return one.flat[:: max(one.size // _SAMPLED, 1)].tobytes()
-    return len(one) if isinstance(one, (list, dict, deque, set)) else None
 
 
 def _put(holder: Any, name: str, value: Any) -> None:

@@ -94,7 +94,7 @@ class _Bits:
     def __init__(self, bits: Any) -> None:
         self._bits = bits
         # numpy before 1.25 has it under another name, and spawns by it alone
-        sequence = getattr(bits, "seed_seq", None) or getattr(bits, "_seed_seq", None)
+        sequence: Any = getattr(bits, "seed_seq", None) or getattr(bits, "_seed_seq", None)
         known = isinstance(sequence, np.random.SeedSequence)
         self._sequence = _Sequence(sequence) if known else None
 

@@ -4,6 +4,7 @@ attributes, generators, and which of them are in training mode."""
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from enum import Enum
@@ -20,7 +21,7 @@ from pmstore.torch._random.defaults import set_states, states_of
 from pmstore.torch._random.search import OF_MODULES, Found, Holder, find_in_modules
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
-from pmstore.torch.changes import OTHERS, SAME, VALUES, still
+from pmstore.torch.changes import OTHERS, SAME, VALUES, sample_of, still
 from pmstore.torch.kept_structure import Structure
 from pmstore.torch.keys import full_name
 from pmstore.torch.run_errors import AttachError
@@ -56,15 +57,8 @@ class Data(NamedTuple):
 
 
 def _own_keys(module: nn.Module) -> list[str]:
-    """Attributes that are the program's, and not what a framework keeps in a module, or torch
-    computes anew in each forward (`weight`, of `weight_orig`, or of `weight_g` and `weight_v`)."""
-    keys = [
-        key
-        for key in vars(module)
-        if key not in OF_MODULES
-        and f"{key}_orig" not in module._parameters
-        and f"{key}_v" not in module._parameters
-    ]
+    """Attributes that are the program's, and not what a framework keeps in a module."""
+    keys = [key for key in vars(module) if key not in OF_MODULES and not _computed(module, key)]
     if "_" not in {key[:1] for key in keys}:
         return keys
     kind = type(module)
@@ -72,6 +66,15 @@ def _own_keys(module: nn.Module) -> list[str]:
         base.__module__.partition(".")[0] in _FRAMEWORKS for base in kind.__mro__
     )
     return [key for key in keys if not key.startswith("_")] if of_framework else keys
+
+
+def _computed(module: nn.Module, key: str) -> bool:
+    """Whether torch makes it anew in each forward, of parameters: weight_norm, spectral_norm and
+    pruning of torch.nn.utils."""
+    made = module._parameters
+    return isinstance(vars(module)[key], torch.Tensor) and (
+        f"{key}_orig" in made or (f"{key}_g" in made and f"{key}_v" in made)
+    )
 
 
 def _is_plain(array: Any) -> bool:
@@ -95,7 +98,14 @@ def _of_graph(array: Any) -> bool:
 def _detached(value: Any) -> Any:
     """The value, without the graph that its tensors are of."""
     skeleton, arrays = split(value)
-    return join(skeleton, [one.detach() if _of_graph(one) else one for one in arrays])
+    return join(
+        skeleton, [one.detach() if isinstance(one, torch.Tensor) else one for one in arrays]
+    )
+
+
+def _trace(value: Any) -> Any:
+    """What tells of a change: which object it is, and of its content what costs nothing to see."""
+    return id(value), sample_of(value)
 
 
 def _may_be_data(value: Any) -> bool:
@@ -119,7 +129,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     """Puts the value into the object that is there, if that can take it: others may have it too."""
     here: Any = table.get(key)
     kind = type(here)
-    if kind is not type(value):
+    if kind is not type(value) and (kind, type(value)) != (defaultdict, dict):  # as it is stored
         table[key] = value
     elif isinstance(here, torch.Tensor) and here.shape == value.shape and here.dtype == value.dtype:
         if _of_graph(here):
@@ -130,7 +140,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
         here[...] = value
     elif kind is list:
         here[:] = value
-    elif kind in (dict, OrderedDict, Counter):
+    elif kind in (dict, OrderedDict, Counter, defaultdict):
         here.clear()
         here.update(value)
     else:
@@ -155,7 +165,7 @@ class AttributesPart:
         self._model = model
         # what the program gave: a value without arrays, with its bytes if it can change; else None
         self._given: dict[Place, tuple[Any, bytes] | None] | None = None
-        self._left_alone: set[Place] = set()  # tables
+        self._left_alone: dict[Place, Any] = {}  # what is too large, with what tells of a change
         self._changed: dict[Place, Any] = {}
         self._arrays: set[Place] = set()  # of what has arrays in it, what is kept
         self._watch: Watch | None = None  # None: nothing is known
@@ -194,19 +204,37 @@ class AttributesPart:
             value = self._tables[name][key]
             data = _data(value)
             if data is not None and data.large:
-                self._leave_alone((name, key))
+                self._leave_alone((name, key), value)
             elif data is not None and not data.arrays:
                 self._given[name, key] = copy.deepcopy(value), data.encoded
         return watch
 
-    def _leave_alone(self, place: Place) -> None:
-        self._left_alone.add(place)
+    def _leave_alone(self, place: Place, value: Any) -> None:
+        self._left_alone[place] = _trace(value)
         self._mutable.remove(place)
+
+    def _tell_left_alone(self) -> None:
+        """Warns, once, of what is too large to be kept and has changed: it may be state, or what a
+        forward leaves behind."""
+        for (name, key), trace in self._left_alone.items():
+            now = _trace(self._tables.get(name, {}).get(key))
+            if trace is None or now == trace:
+                continue
+            self._left_alone[name, key] = None
+            warnings.warn(
+                f"{key!r} of {_called(name)} has changed, and is too large to be kept as an "
+                f"attribute (more than {_MOST_BYTES >> 20} MiB, or {_TABLE_BYTES >> 10} KiB "
+                "without an array): after a restart it is as the program makes it. If the training "
+                "depends on it, make it a buffer, register_buffer(...), or keep it in the store",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     @property
     def watch(self) -> Watch | None:
         """See `Part`."""
-        return None if self._mutable or self._generators else self._watch
+        looked = self._mutable or self._generators or self._left_alone
+        return None if looked else self._watch
 
     def capture(self) -> None:
         """Pending until the next commit. Raises: AttachError: a collection has grown too large."""
@@ -214,6 +242,8 @@ class AttributesPart:
             self._watch = self._begin(self._look())
         known, self._watch = self._watch, None  # nothing is known until all is written
         seen = OTHERS if known is None else known.look()
+        if self._left_alone:
+            self._tell_left_alone()
         if seen == SAME and not (self._mutable or self._generators):
             self._watch = known
             return
@@ -267,7 +297,9 @@ class AttributesPart:
         if data is None:
             return
         if any(map(_of_graph, data.arrays)):
-            if not data.large:  # a larger one is what a forward leaves behind, for looking at
+            if data.large:
+                self._leave_alone(place, value)
+            else:
                 arrays.setdefault(name, {})[key] = _detached(value)
             return
         if data.data_bytes > _MOST_BYTES and known:
@@ -277,7 +309,7 @@ class AttributesPart:
                 "buffer, or outside the module"
             )
         if data.large and not known:
-            self._leave_alone(place)
+            self._leave_alone(place, value)
         elif data.arrays:
             arrays.setdefault(name, {})[key] = value
         elif place in self._changed or given is None or given[1] != data.encoded:

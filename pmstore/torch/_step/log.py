@@ -6,7 +6,7 @@ import math
 import struct
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -76,6 +76,8 @@ _ROW = struct.Struct("=3d")
 _LOGGERS = 16
 
 Values: TypeAlias = dict[str, float]
+Finished: TypeAlias = tuple[int, dict[str, Any]]
+"""A step, and what it logged."""
 
 
 class ScalarWriter(Protocol):
@@ -139,7 +141,7 @@ class Log:
     def __init__(self, store: Store, run: str) -> None:
         self._store = store
         self._path = f"{run}/log"
-        self.waiting: deque[tuple[int, dict[str, Any]]] = deque()
+        self.waiting: deque[Finished] = deque()
         self._names: list[str] | None = None  # None: not looked up since the last roll back
         self._places: dict[str, int] = {}
         self._arrays: list[Any] = []
@@ -232,37 +234,40 @@ class Log:
 
     # ---- reading
 
-    def history(self, name: str) -> tuple[Any, Any]:
-        """Steps and values of a name, of all finished steps. Raises: KeyError: there are none."""
+    def history(self, name: str, ended: Sequence[Finished] = ()) -> tuple[Any, Any]:
+        """Steps and values of a name, of all finished steps. ended: finished ones that were not
+        added yet. Raises: KeyError: there are none."""
         self._open()
         place = self._places.get(name)
         parts = []
         for number, array in enumerate(self._arrays):
             rows = array if number + 1 < len(self._arrays) else array[: self._used]
             parts.append(rows[rows[:, _NAME] == place] if place is not None else rows[:0])
-        late = [(step, 0.0, float(given[name])) for step, given in self.waiting if name in given]
+        waiting = [*self.waiting, *ended]
+        late = [(step, 0.0, float(given[name])) for step, given in waiting if name in given]
         rows = np.concatenate([np.zeros((0, 3)), *parts, np.array(late).reshape(-1, 3)])
         if not len(rows):
-            known = ", ".join(map(repr, self.names())) or "nothing"
+            known = ", ".join(map(repr, self._names_of(waiting))) or "nothing"
             raise NoSuchNameError(f"the run has logged no {name!r}; it has logged {known}")
         newest = np.append(rows[1:, _STEP] != rows[:-1, _STEP], True)  # of each step
         rows = rows[newest]
         return rows[:, _STEP].astype(np.int64), rows[:, _VALUE].copy()
 
-    def table(self) -> Logged:
-        """All that was logged in finished steps."""
-        names = self.names()
+    def table(self, ended: Sequence[Finished] = ()) -> Logged:
+        """All that was logged in finished steps. ended: see `history`."""
+        waiting = [*self.waiting, *ended]
+        names = self._names_of(waiting)
         places = {name: place for place, name in enumerate(names, 1)}
         late = [
             (step, places[name], float(value))
-            for step, given in self.waiting
+            for step, given in waiting
             for name, value in given.items()
         ]
         return Logged(names, [*self._arrays, np.array(late).reshape(-1, 3)])
 
-    def names(self) -> list[str]:
+    def _names_of(self, waiting: Sequence[Finished]) -> list[str]:
         """Names that were logged, in the order of first use."""
-        late = [name for _, given in self.waiting for name in given]
+        late = [name for _, given in waiting for name in given]
         return list(dict.fromkeys([*self._open(), *late]))
 
     # ---- loggers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -249,10 +250,17 @@ class RunState:
     def capture(self) -> None:
         """Writes what changed; pending until the next commit.
 
-        Raises: TypeError: a value is not plain data.
+        Raises: TypeError: a value is not plain data, or would come back as another one.
         """
+        found = list(_objects(self.values))
+        written = dict(found)
+        if len(written) != len(found):
+            raise TypeError(
+                "run.state: a list, dict or array stands in two places of it. After a restart they "
+                "would be two: put a copy into the other place, or keep it in one alone"
+            )
         self._part.write(self.values)
-        self._written = dict(_objects(self.values))
+        self._written = written
         self.stored = True
 
     def restore(self) -> None:
@@ -265,7 +273,15 @@ class RunState:
 
 
 def _objects(value: Any) -> Iterator[tuple[int, Any]]:
-    """The dicts, lists and arrays of a value, by their ids."""
+    """The dicts, lists and arrays of a value, by their ids.
+
+    Raises: TypeError: a defaultdict is in it.
+    """
+    if type(value) is defaultdict:
+        raise TypeError(
+            "run.state: a defaultdict comes back without its factory, which is code. Use a dict, "
+            "and d[key] = d.get(key, 0) + 1 or d.setdefault(key, []).append(one)"
+        )
     if type(value) in (dict, list) or isinstance(value, (np.ndarray, torch.Tensor)):
         yield id(value), value
     if type(value) in (dict, list):
