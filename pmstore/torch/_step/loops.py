@@ -264,8 +264,7 @@ class Loops:
                     "in it, and a loop of the run stands behind `for epoch in run.epochs(n):`. "
                 )
             raise TransactionError(
-                f"{left} was left in a step (of {step.kind.called}) by break, return, islice, zip "
-                "or an error, "
+                f"{left} was left in a step (of {step.kind.called}) by break, islice or an error, "
                 f"{how}. {within}Before a break write run.end_step(), which says that the step is "
                 "complete, or run.stop(), if the run is over; after an error run.rollback(), "
                 "which takes the step back"
