@@ -182,18 +182,12 @@ def gather(store: Store) -> Gathered:
     return Gathered(info, store.usage(), found, store._core.pool.info.permissions)
 
 
-def runs(store: Store) -> list[str]:
-    """Returns the names of the store's training runs."""
-    return stored_runs(store)
-
-
 def run_states(store: Store, info: Info) -> list[RunState]:
     """Reads what the store tells of its runs. info: of the store. What is damaged is left out.
 
     Raises: CorruptStoreError, SnapshotLostError.
     """
-    names = runs(store)
-    courses = {name: read(store, name) for name in names}
+    courses = {name: read(store, name) for name in stored_runs(store)}
     killed, older = _killed(courses, info)
     writers = lock_holders(info.path, writing=True) if info.recovery.live else []
     found = []
