@@ -78,7 +78,8 @@ class RunState:
             told.append(f"{number(rate)} steps a second")
             if (left := self.seconds_left(rate)) > 0.0:
                 told.append(f"about {seconds(left)} left")
-        told += [f"{name} {_figure(value)}" for name, value in self._figures()]
+        for name, value in self._figures():
+            told.append(f"{name} {number(value) if math.isfinite(value) else value}")
         if self.rates:
             least, most = min(self.rates), max(self.rates)
             told.append(f"lr {number(least)}" + f" to {number(most)}" * (most > least))
@@ -135,10 +136,6 @@ _FIGURES = 3
 _STILL_SECONDS = 10.0
 """A run that makes no step for so long, or for ten steps' time, has no rate."""
 _MOST = 1 << 53
-
-
-def _figure(value: float) -> str:
-    return number(value) if math.isfinite(value) else str(value)
 
 
 def _of(text: str, whole: int | None) -> str:
