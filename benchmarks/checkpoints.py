@@ -427,25 +427,11 @@ def _launch(
     rounds: int,
 ) -> Found:
     """What the slowest rank of each round measured. Raises: RuntimeError."""
-    processes = []
     name = program.__name__
-    for number in range(world):
-        rest = f"{world}, {str(folder)!r}, {where!r}, {size}, {seconds}, {rounds}"
-        code = (
-            f"from benchmarks.checkpoints import rank_main; rank_main({name!r}, {number}, {rest})"
-        )
-        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-        processes.append(
-            subprocess.Popen([sys.executable, "-c", code], cwd=harness.ROOT, env=environment)
-        )
-    try:
-        status = [process.wait(4 * seconds + 120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    if any(status):
-        raise RuntimeError(f"{name}: a rank ended with {status}, see above")
+    rest = f"{world}, {str(folder)!r}, {where!r}, {size}, {seconds}, {rounds}"
+    main = "from benchmarks.checkpoints import rank_main; rank_main"
+    codes = [f"{main}({name!r}, {number}, {rest})" for number in range(world)]
+    harness.run_ranks(codes, 4 * seconds + 120)
     ranks = [json.loads((folder / f"{name}-{n}.json").read_text()) for n in range(world)]
     return {
         case: {

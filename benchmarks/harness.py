@@ -12,6 +12,7 @@ import platform
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -277,6 +278,32 @@ def room_bytes(where: str, share: float) -> float:
     )
     disk = shutil.disk_usage("/dev/shm" if where == "memory" else tempfile.gettempdir()).free
     return share * (min(available, disk) if where == "memory" else disk)
+
+
+# ---- processes ----
+
+
+def run_ranks(codes: Sequence[str], seconds: float) -> None:
+    """Runs a program for each rank. Raises: RuntimeError: one failed; TimeoutExpired."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment) for code in codes
+    ]
+    try:
+        status = [process.wait(seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(status):
+        raise RuntimeError(f"a rank ended with {status}, see above")
+
+
+def microseconds(run: Callable[[], object]) -> float:
+    """How long it takes."""
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e6
 
 
 # ---- what a run leaves ----

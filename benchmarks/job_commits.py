@@ -15,8 +15,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -192,25 +190,10 @@ def rank(number: int, folder: str, domain: str, rounds: int, seconds: float) -> 
 def _measure(domain: str, where: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """What each rank measured. Raises: RuntimeError."""
     with harness.scratch(where) as folder:
-        processes = []
-        for number in range(RANKS):
-            arguments = f"{number}, {str(folder)!r}, {domain!r}, {rounds}, {seconds}"
-            code = f"from benchmarks.job_commits import rank; rank({arguments})"
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    cwd=harness.ROOT,
-                    env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
-                )
-            )
-        try:
-            status = [process.wait(3 * seconds + 120) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        if any(status):
-            raise RuntimeError(f"a rank ended with {status}, see above")
+        rest = f"{str(folder)!r}, {domain!r}, {rounds}, {seconds}"
+        main = "from benchmarks.job_commits import rank; rank"
+        codes = [f"{main}({number}, {rest})" for number in range(RANKS)]
+        harness.run_ranks(codes, 3 * seconds + 120)
         return [json.loads((folder / f"{domain}-{n}.json").read_text()) for n in range(RANKS)]
 
 

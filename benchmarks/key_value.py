@@ -46,22 +46,28 @@ class Table(Protocol):
     def close(self) -> None: ...
 
 
-class Pmstore:
-    domain = "process"
+class Items:
+    """What is asked for its values as a dict is."""
 
-    def __init__(self, folder: Path) -> None:
-        self.store = pmstore.open(folder / "run.pm", domain=self.domain)  # type: ignore[arg-type]
-
-    def put(self, name: str, value: Value) -> None:
-        self.store[name] = value
-        self.store.commit()
+    items: Any
 
     def get(self, name: str) -> Value:
-        value: Value = self.store[name]
+        value: Value = self.items[name]
         return value
 
     def close(self) -> None:
-        self.store.close()
+        self.items.close()
+
+
+class Pmstore(Items):
+    domain = "process"
+
+    def __init__(self, folder: Path) -> None:
+        self.items = pmstore.open(folder / "run.pm", domain=self.domain)  # type: ignore[arg-type]
+
+    def put(self, name: str, value: Value) -> None:
+        self.items[name] = value
+        self.items.commit()
 
 
 class PmstoreFile(Pmstore):
@@ -157,7 +163,7 @@ class RocksDbNosync(RocksDb):
     sync = False
 
 
-class Zodb:
+class Zodb(Items):
     def __init__(self, folder: Path) -> None:
         import transaction
         import ZODB
@@ -171,52 +177,34 @@ class Zodb:
         if "t" not in root:
             root["t"] = OOBTree()
             transaction.commit()
-        self.tree = root["t"]
+        self.items = root["t"]
 
     def put(self, name: str, value: Value) -> None:
-        self.tree[name] = value
+        self.items[name] = value
         self.transaction.commit()
-
-    def get(self, name: str) -> Value:
-        value: Value = self.tree[name]
-        return value
 
     def close(self) -> None:
         self.connection.close()
         self.db.close()
 
 
-class Diskcache:
+class Diskcache(Items):
     def __init__(self, folder: Path) -> None:
         import diskcache
 
-        self.cache = diskcache.Cache(str(folder / "cache"), eviction_policy="none")
+        self.items = diskcache.Cache(str(folder / "cache"), eviction_policy="none")
 
     def put(self, name: str, value: Value) -> None:
-        self.cache[name] = value
-
-    def get(self, name: str) -> Value:
-        value: Value = self.cache[name]
-        return value
-
-    def close(self) -> None:
-        self.cache.close()
+        self.items[name] = value
 
 
-class Shelve:
+class Shelve(Items):
     def __init__(self, folder: Path) -> None:
-        self.shelf = shelve.open(str(folder / "shelf"))  # noqa: SIM115
+        self.items = shelve.open(str(folder / "shelf"))  # noqa: SIM115
 
     def put(self, name: str, value: Value) -> None:
-        self.shelf[name] = value
-        self.shelf.sync()
-
-    def get(self, name: str) -> Value:
-        value: Value = self.shelf[name]
-        return value
-
-    def close(self) -> None:
-        self.shelf.close()
+        self.items[name] = value
+        self.items.sync()
 
 
 TABLES: dict[str, tuple[str, str, Callable[[Path], Table], str]] = {

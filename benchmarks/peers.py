@@ -14,7 +14,7 @@ import pickle
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Files:
     def write(self, path: Path, state: State) -> None:
         raise NotImplementedError
 
-    def read(self) -> State:
+    def load(self) -> State:
         raise NotImplementedError
 
     def save(self, state: State) -> None:
@@ -60,9 +60,6 @@ class Files:
         temporary.rename(self.path)
         os.fsync(self.folder)
 
-    def load(self) -> State:
-        return self.read()
-
     def close(self) -> None:
         os.close(self.folder)
 
@@ -73,7 +70,7 @@ class Savez(Files):
     def write(self, path: Path, state: State) -> None:
         np.savez(path, **state)  # type: ignore[arg-type] # its stub has allow_pickle in the way
 
-    def read(self) -> State:
+    def load(self) -> State:
         with np.load(self.path) as data:
             return dict(data)
 
@@ -95,7 +92,7 @@ class TorchSave(Files):
 
         torch.save({k: torch.from_numpy(v) for k, v in state.items()}, path)
 
-    def read(self) -> State:
+    def load(self) -> State:
         import torch
 
         return {k: v.numpy() for k, v in torch.load(self.path).items()}
@@ -112,7 +109,7 @@ class PickleDurable(Files):
         with open(path, "wb") as f:
             pickle.dump(state, f, protocol=5)
 
-    def read(self) -> State:
+    def load(self) -> State:
         with open(self.path, "rb") as f:
             state: State = pickle.load(f)
             return state
@@ -126,7 +123,7 @@ class SafetensorsDurable(Files):
 
         save_file(state, path)
 
-    def read(self) -> State:
+    def load(self) -> State:
         from safetensors.numpy import load_file
 
         return load_file(self.path)
@@ -424,27 +421,15 @@ class PmstoreSlots(Pmstore):
         return {k: slots.current.copy() for k, slots in self.slots.items()}
 
 
-class Way:
+class Way(NamedTuple):
     """A peer: its name, its class of durability, whether it lies on tmpfs ("memory") or on a disk,
     the module it needs."""
 
-    __slots__ = ("durability", "make", "name", "needs", "where")
-
-    def __init__(
-        self,
-        name: str,
-        durability: str,
-        where: str,
-        make: Callable[[Path, State], Peer],
-        needs: str = "",
-    ) -> None:
-        self.name, self.durability, self.where, self.make, self.needs = (
-            name,
-            durability,
-            where,
-            make,
-            needs,
-        )
+    name: str
+    durability: str
+    where: str
+    make: Callable[[Path, State], Peer]
+    needs: str = ""
 
 
 def in_domain(base: type[Pmstore], domain: str) -> type[Pmstore]:

@@ -132,12 +132,6 @@ class Attached:
         return stats.journal_bytes + stats.home_bytes + stats.straight_bytes
 
 
-def _timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return (time.perf_counter() - start) * 1e6
-
-
 def _case(
     parameters: int, domain: Any, rounds: int, *, everything: bool, budget: harness.Budget
 ) -> list[harness.Row]:
@@ -187,7 +181,7 @@ def _case(
                 ours.commits.clear()
                 before = {id(one): one.written() for one in (ours, undo) if domain == "file"}
             for name, (_, run) in ways.items():
-                times[name].append(_timed(run))
+                times[name].append(harness.microseconds(run))
         case = f"AdamW, {harness.size_text(state)} of state, {domain}"
         copy = statistics.median(times[MEMCPY])
         rows = []

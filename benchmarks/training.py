@@ -102,6 +102,7 @@ class DcpAsync(Dcp):
     """A copy of the state, then a thread writes it while training goes on."""
 
     running: Any = None
+    options: dict[str, Any] = {"no_dist": True}
 
     def save(self, trainer: Trainer) -> None:
         self.wait()
@@ -110,7 +111,7 @@ class DcpAsync(Dcp):
             self.running = dcp.async_save(
                 trainer.tensors(),
                 storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True),
-                no_dist=True,
+                **self.options,
             )
 
     def wait(self) -> None:
@@ -122,21 +123,13 @@ class DcpAsyncProcess(DcpAsync):
     """The same with a process, which takes ten seconds to start (not timed) and the group of one
     rank that it asks for."""
 
+    options = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group(
                 "gloo", init_method=f"file://{folder / 'group'}", rank=0, world_size=1
-            )
-
-    def save(self, trainer: Trainer) -> None:
-        self.wait()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.running = dcp.async_save(
-                trainer.tensors(),
-                storage_writer=dcp.FileSystemWriter(self.path(), sync_files=True),
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
             )
 
 
@@ -171,7 +164,7 @@ class Attached:
         step."""
         with self.run.next_step():
             self.trainer.step()
-        return _timed(self.run.commit)
+        return harness.microseconds(self.run.commit)
 
 
 class Faulted:
@@ -206,12 +199,6 @@ class Hot(Faulted):
     more."""
 
     hot = True
-
-
-def _timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return (time.perf_counter() - start) * 1e6
 
 
 def _case(
@@ -268,36 +255,36 @@ def _case(
                 times, added, blocking, beside = {}, {}, {}, {}
             # the first brings source and target into the caches again, or what fits of them
             for _ in range(2):
-                copied = _timed(lambda: np.copyto(target, source))
+                copied = harness.microseconds(lambda: np.copyto(target, source))
             times.setdefault(MEMCPY, []).append(copied)
-            times.setdefault(NO_CHECKPOINT, []).append(_timed(plain.step))
+            times.setdefault(NO_CHECKPOINT, []).append(harness.microseconds(plain.step))
             for name, saver in savers.items():
                 if name in failed:
                     continue
                 durability[name] = saver.durability
-                step = _timed(plain.step)
+                step = harness.microseconds(plain.step)
                 try:
                     saver.wait()
-                    save = _timed(lambda saver=saver: saver.save(plain))  # type: ignore[misc]
+                    save = harness.microseconds(lambda saver=saver: saver.save(plain))  # type: ignore[misc]
                 except Exception as error:  # whatever a peer raises
                     failed[name] = f"failed: {harness.words_of(error)}"
                     continue
                 times.setdefault(name, []).append(step + save)
                 blocking.setdefault(name, []).append(save)
                 added.setdefault(name, []).append(save)
-                beside.setdefault(name, []).append(_timed(plain.step))
+                beside.setdefault(name, []).append(harness.microseconds(plain.step))
                 saver.wait()
                 written[name] = sum(
                     f.stat().st_size for f in saver.folder.rglob("*") if f.is_file()
                 )
             for name, one in ours.items():
                 before = one.store.stats()
-                base = _timed(plain.step)
+                base = harness.microseconds(plain.step)
                 start = time.perf_counter()
                 blocking.setdefault(name, []).append(one.step())
                 times.setdefault(name, []).append((time.perf_counter() - start) * 1e6)
                 added.setdefault(name, []).append(times[name][-1] - base)
-                beside.setdefault(name, []).append(_timed(plain.step))
+                beside.setdefault(name, []).append(harness.microseconds(plain.step))
                 after = one.store.stats()
                 counted = after.captured_bytes - before.captured_bytes
                 if one.store.domain == "file":

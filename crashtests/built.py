@@ -3,6 +3,7 @@ has to be."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,3 +43,13 @@ def extension(root: Path = ROOT) -> Path:
             f"would be tested: {BUILD_IT}"
         )
     return found[0]
+
+
+def compiled(source: str, target: Path, *flags: str, last: tuple[str, ...] = ()) -> Path:
+    """Compiles a program or library of `crashtests/native`, and returns its path. Raises:
+    CalledProcessError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path = ROOT / "crashtests" / "native" / source
+    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", *flags, "-o", target, path, *last]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return target

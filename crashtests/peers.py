@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from crashtests import built
 from crashtests.disk import MARK, SECTOR, STORE, WRITE, Disk, Event, Image, events
 from crashtests.jobs import BUILD, MEMORY, ROOT
 from crashtests.peer_savers import PEERS, Peer, state_of, step_of
@@ -67,13 +68,7 @@ class Result:
 
 def build() -> Path:
     """The recorder. Raises: CalledProcessError."""
-    target = BUILD / "watch"
-    BUILD.mkdir(parents=True, exist_ok=True)
-    source = ROOT / "crashtests" / "native" / "watch.c"
-    options = ["-O2", "-Wall", "-Wextra", "-Werror", "-I", str(ROOT / "native")]
-    command = ["cc", *options, "-o", str(target), str(source)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return target
+    return built.compiled("watch.c", BUILD / "watch", "-I", str(ROOT / "native"))
 
 
 def record(watch: Path, peer: Peer, model: str, folder: Path, steps: int) -> list[Event]:

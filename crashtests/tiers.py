@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pmstore
-from crashtests import cases, tier_driver
+from crashtests import built, cases, tier_driver
 from crashtests.disk import MARK, Disk, Event, Image, events
 from crashtests.jobs import BUILD, MEMORY, ROOT
 from crashtests.report import leave
@@ -122,13 +122,8 @@ def verify(folder: Path, acknowledged: int, steps: int) -> None:
 
 def build() -> Path:
     """The recorder. Raises: CalledProcessError."""
-    target = BUILD / "recorder.so"
-    BUILD.mkdir(parents=True, exist_ok=True)
-    source = ROOT / "crashtests" / "native" / "recorder.c"
-    flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
-    command = ["cc", *flags, "-o", str(target), str(source), "-ldl"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return target
+    flags = "-shared", "-fPIC", "-pthread"
+    return built.compiled("recorder.c", BUILD / "recorder.so", *flags, last=("-ldl",))
 
 
 def drive(recorder: Path, *words: str, program: str = "crashtests.tier_driver") -> str:

@@ -139,17 +139,4 @@ def open_before(path: str) -> Store:
 
     Raises: TransactionError: it holds none; and as `open`.
     """
-    pool = Pool(
-        path,
-        "r",
-        size_bytes=0,
-        max_size_bytes=0,
-        domain="auto",
-        lock_timeout_seconds=0.0,
-        hot=True,
-        force=False,
-        hold=False,
-        before=True,
-        ranges=array.span,
-    )
-    return Store(Core(pool))
+    return Store(Core(Pool(path, "r", before=True, ranges=array.span)))

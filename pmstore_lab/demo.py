@@ -256,21 +256,13 @@ class _Job:
                 status = trainer.wait()
             finally:
                 trainer.kill()
-            if kill_after is None and die_at_step is None:
-                if status != 0:
-                    words.seek(0)
-                    raise DemoError(
-                        f"the job {self._name!r} failed with status "
-                        f"{status}:\n{words.read()[-4000:]}"
-                    )
-                return
-            if status != -signal.SIGKILL:
+            killed = kill_after is not None or die_at_step is not None
+            if status != (-signal.SIGKILL if killed else 0):
                 words.seek(0)
-                raise DemoError(
-                    "a process that was to be killed ended with status "
-                    f"{status}:\n{words.read()[-4000:]}"
-                )
-        if kill_after is None:
+                ended = "a process that was to be killed ended"
+                what = ended if killed else f"the job {self._name!r} failed"
+                raise DemoError(f"{what} with status {status}:\n{words.read()[-4000:]}")
+        if die_at_step is not None:
             self._killed_at = time.monotonic()
             self._report.kills.append(Kill(armed, self._report.steps))
 

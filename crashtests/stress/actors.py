@@ -55,6 +55,8 @@ class Actor:
 
     def create(self, store: Any) -> None:
         """Makes its objects, those that are not there. In a block."""
+        for unit in self.units:
+            unit.create(store)
 
     def check(self, store: Any, first: bool) -> None:
         """Looks at its objects in a store that was opened, at any commit; first: nobody uses it
@@ -62,6 +64,12 @@ class Actor:
 
         Raises: WrongError.
         """
+        for unit in self.units:
+            if first:
+                unit.settle(store)
+            else:
+                unit.within(store, 0 if store.mode == "r" else unit.acknowledged)
+        self.has_read(len(self.units))
 
     def ready(self) -> None:
         """Before the store is opened, in each life."""

@@ -50,21 +50,18 @@ class Writer(Actor):
         self.doubtful = False
 
     def create(self, store: Any) -> None:
-        self.unit.create(store)
+        super().create(store)
         if "accounts" not in store:
             store.full("accounts", self.ACCOUNTS, self.EACH, dtype="int64")
 
     def check(self, store: Any, first: bool) -> None:
-        if first:
-            self.unit.settle(store)
-        else:
-            self.unit.within(store, 0 if store.mode == "r" else self.unit.acknowledged)
+        super().check(store, first)
         total = int(store["accounts"].sum())
         if total != self.ACCOUNTS * self.EACH:
             raise WrongError(
                 f"accounts: expected a sum of {self.ACCOUNTS * self.EACH}, found {total}"
             )
-        self.has_read(2)
+        self.has_read()
 
     def start(self, store: Any) -> None:
         self.doubtful = False
@@ -156,18 +153,6 @@ class Tasks(Actor):
             for i in range(self.COUNT)
         )
 
-    def create(self, store: Any) -> None:
-        for unit in self.units:
-            unit.create(store)
-
-    def check(self, store: Any, first: bool) -> None:
-        for unit in self.units:
-            if first:
-                unit.settle(store)
-            else:
-                unit.within(store, 0 if store.mode == "r" else unit.acknowledged)
-            self.has_read()
-
     def step(self, session: Session) -> None:
         asyncio.run(self._all(session))
 
@@ -229,16 +214,6 @@ class Holder(Actor):
             f"held{index}", index, self.words[FIRST : FIRST + WORDS], (Filled, Replaced)
         )
         self.units = (self.unit,)
-
-    def create(self, store: Any) -> None:
-        self.unit.create(store)
-
-    def check(self, store: Any, first: bool) -> None:
-        if first:
-            self.unit.settle(store)
-        else:
-            self.unit.within(store, 0 if store.mode == "r" else self.unit.acknowledged)
-        self.has_read()
 
     def _hold(self, store: Any, generation: int) -> Generator[None, None, None]:
         with store.transaction(timeout=PATIENCE_SECONDS):

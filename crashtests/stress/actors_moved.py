@@ -34,16 +34,6 @@ class Mover(Actor):
         self.tensor = self.unit.parts[0]
         self.others: list[Any] = []
 
-    def create(self, store: Any) -> None:
-        self.unit.create(store)
-
-    def check(self, store: Any, first: bool) -> None:
-        if first:
-            self.unit.settle(store)
-        else:
-            self.unit.within(store, 0 if store.mode == "r" else self.unit.acknowledged)
-        self.has_read()
-
     def start(self, store: Any) -> None:
         self.queue = torch.multiprocessing.get_context("fork").SimpleQueue()
 

@@ -82,7 +82,7 @@ def publish(part: Path, target: Path) -> None:
     Raises: FileExistsError if somebody else was faster.
     """
     _rename_new(part, target)
-    _sync_names(target.parent)
+    sync_names(target.parent)
 
 
 _AT_FDCWD = -100
@@ -107,10 +107,11 @@ def _rename_new(part: Path, target: Path) -> None:
 def rename(part: Path, target: Path) -> None:
     """Gives the file its name as `publish` does, and replaces what was at the path."""
     os.replace(part, target)
-    _sync_names(target.parent)
+    sync_names(target.parent)
 
 
-def _sync_names(directory: Path) -> None:
+def sync_names(directory: Path) -> None:
+    """Makes the names in a directory durable."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

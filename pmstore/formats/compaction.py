@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pmstore._base.newfile import rename
 from pmstore._engine.constants import (
     FILL_COPY,
     FILL_OF_SLOT,
@@ -159,12 +160,7 @@ def _replace(real: Path, new_path: Path) -> None:
         with contextlib.suppress(PermissionError):
             os.chown(new_path, status.st_uid, status.st_gid)
     # The old file's lock is held: who waits for it finds that the path names another file now.
-    os.replace(new_path, real)
-    folder = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    rename(new_path, real)
 
 
 # ---- copying, without decoding anything ----------------------------------------------------------

@@ -96,12 +96,9 @@ def _put_together(source: Any, key: str, described: Any) -> torch.Tensor:
         return tensor
     whole = torch.empty(described.size, dtype=described.properties.dtype, device="cpu")
     for one, index in parts:
-        whole[_slices(one.offsets, one.sizes)].copy_(source.chunk(index))
+        spans = zip(one.offsets, one.sizes, strict=True)
+        whole[tuple(slice(at, at + size) for at, size in spans)].copy_(source.chunk(index))
     return whole
-
-
-def _slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
 
 
 def _export_parts(

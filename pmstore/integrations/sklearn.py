@@ -35,7 +35,7 @@ from pmstore.integrations.state_errors import DifferentError
 from pmstore.integrations.unfinished_writes import broken_off, check_store, written_whole
 from pmstore.integrations.versions import tested
 from pmstore.objects import dtypes
-from pmstore.objects.guards import Watcher
+from pmstore.objects.guards import Guard
 
 with optional:
     from sklearn.base import BaseEstimator
@@ -120,7 +120,7 @@ def persist(
     return estimator
 
 
-class _Keeper(Watcher):
+class _Keeper(Guard):
     """Stands between one estimator and the store, which tells it of roll backs."""
 
     def __init__(self, estimator: BaseEstimator, store: Store, name: str) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from pmstore import Store
 from pmstore.errors import TransactionError
-from pmstore.objects.guards import Watcher
+from pmstore.objects.guards import Guard
 
 
 def check_store(store: object, call: str) -> None:
@@ -22,7 +22,7 @@ def check_store(store: object, call: str) -> None:
         )
 
 
-class _Halves(Watcher):
+class _Halves(Guard):
     """Guards one store: knows the names that are half written."""
 
     def __init__(self) -> None:

@@ -25,6 +25,7 @@ from pmstore.job import ticket
 from pmstore.job.meetings import Meeting, Meetings
 from pmstore.job.peers import Peers
 from pmstore.objects.generations import Key, decode, encode
+from pmstore.objects.guards import Guard
 
 _STEP = 6  # place in the record, pending or not
 _DONE = {
@@ -53,7 +54,7 @@ class _Flying(NamedTuple):
     """When it was started, as the meetings count."""
 
 
-class Membership:
+class Membership(Guard):
     """Guards the store for its job (see `pmstore.objects.guards`): only ends of steps commit.
 
     Attributes:
@@ -274,9 +275,6 @@ class Membership:
             "written to it too"
         )
 
-    def capture(self) -> None:
-        pass
-
     def lost(self) -> str:
         if not (self._kind == ticket.LEAVING and self._half):
             return ""
@@ -316,12 +314,6 @@ class Membership:
         self._peers.part()
         return self.finished
 
-    def went_back(self) -> None:
-        pass
-
-    def dropping(self) -> None:
-        pass
-
     def alone(self, what: str) -> TransactionError:
         return TransactionError(
             f"{what} of {self._store.path}, in a job of {self._peers.world} ranks, whose stores "
@@ -331,9 +323,6 @@ class Membership:
 
     def give_way(self) -> None:
         self._over = True
-
-    def ending(self, kept: bool, raising: bool) -> None:
-        pass
 
     def ended(self) -> None:
         self._store._core.job = None

@@ -208,7 +208,9 @@ class CudaCopier:
                     continue
                 source, target, staged = flat(piece.tensor), self._target(piece), 0
                 if target is None:
-                    target = staging(source, once=self._later_direct(piece))
+                    # the commits after this one will write the slot itself
+                    pins = self._pinned is not None and not self._pinned.refused
+                    target = staging(source, once=pins and piece.block is None)
                     staged = target.data_ptr()
                 target.copy_(source, non_blocking=True)
                 source.record_stream(self._stream)
@@ -238,10 +240,6 @@ class CudaCopier:
         if self._pinned is None or block is None or not self._pinned.pin(block, self.device):
             return None
         return block[piece.at : piece.at + piece.nbytes].view(piece.tensor.dtype)
-
-    def _later_direct(self, piece: Piece) -> bool:
-        """Returns whether the commits after this one will write the slot itself."""
-        return self._pinned is not None and not self._pinned.refused and piece.block is None
 
     def close(self) -> None:
         with suppress(RuntimeError):  # of the device: it copies no more, and its program was told

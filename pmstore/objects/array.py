@@ -275,11 +275,8 @@ def span(value: Any) -> list[tuple[int, int]]:
     Raises: TypeError if it is neither.
     """
     if isinstance(value, np.ndarray):
-        low, high = (
-            np.lib.array_utils.byte_bounds(value)
-            if hasattr(np.lib, "array_utils")
-            else _byte_bounds(value)
-        )
+        # numpy before 2.0 has it elsewhere
+        low, high = getattr(np.lib, "array_utils", np).byte_bounds(value)
         return [(low, high - low)]
     if hasattr(value, "data_ptr") and hasattr(value, "untyped_storage"):
         if value.numel() == 0:
@@ -291,8 +288,3 @@ def span(value: Any) -> list[tuple[int, int]]:
     raise TypeError(
         f"declared writes are arrays or tensors of the store, not {type(value).__name__}"
     )
-
-
-def _byte_bounds(value: Array) -> tuple[int, int]:  # numpy before 2.0
-    bounds: tuple[int, int] = np.byte_bounds(value)  # type: ignore[attr-defined]
-    return bounds

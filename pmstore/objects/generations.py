@@ -180,13 +180,10 @@ class Member:
         """Whether the run was trained outside its job."""
         return self.record is not None and self.run_step != self.record.key.step
 
-    @property
-    def its_rank(self) -> int | None:
-        """The rank that the store's record names; without a record, the rank that was given."""
-        return self.rank if self.record is None else self.record.rank
-
     def __str__(self) -> str:
-        rank = self.rank if self.rank is not None else self.its_rank
+        rank = self.rank
+        if rank is None and self.record is not None:
+            rank = self.record.rank
         if rank is None:
             return self.name or "a store"
         return f"rank {rank} ({self.name})" if self.name else f"rank {rank}"

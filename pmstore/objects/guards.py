@@ -11,66 +11,47 @@ from pmstore.errors import TransactionError
 
 
 class Guard(Protocol):
-    """Is asked before a store is committed, and is told of its roll backs and of its end."""
+    """Is asked before a store is committed, and is told of its roll backs and of its end. One that
+    answers only some of the calls derives from it, and has nothing to say to the others."""
 
     def half(self) -> str:
         """Says which half of something is pending, and what to do about it. Returns "" if what is
         pending is whole. It must not write."""
+        return ""
 
     def capture(self) -> None:
         """Writes what belongs to the state that is about to be committed by somebody else, and is
         not in the store yet."""
+        return
 
     def lost(self) -> str:
         """Says in words what is taken back because `half` kept it from being committed when the
         store was left normally. Returns "" if there is nothing to tell."""
+        return ""
 
     def leaving(self) -> bool:
         """Is called before the store's `with` is left normally. Returns whether it has committed
         what is pending, for good. What it raises keeps the store from being committed."""
+        return False
 
     def dropping(self) -> None:
         """Is called when the store is about to be closed, and what is not committed is dropped."""
+        return
 
     def went_back(self) -> None:
         """Is called when the store was rolled back or rewound: it holds another state than
         before."""
+        return
 
     def ending(self, kept: bool, raising: bool) -> None:
         """Is called before the store is closed; it may write the history.
 
         kept: what is pending is committed then, or was. raising: by an error or an exit."""
+        return
 
     def ended(self) -> None:
         """Is called when the store is closed."""
-
-
-class Watcher:
-    """A guard that has nothing to say. Guards that answer only some of the calls derive from it."""
-
-    def half(self) -> str:
-        return ""
-
-    def capture(self) -> None:
-        pass
-
-    def lost(self) -> str:
-        return ""
-
-    def leaving(self) -> bool:
-        return False
-
-    def dropping(self) -> None:
-        pass
-
-    def went_back(self) -> None:
-        pass
-
-    def ending(self, kept: bool, raising: bool) -> None:
-        pass
-
-    def ended(self) -> None:
-        pass
+        return
 
 
 class Guards:

@@ -112,10 +112,6 @@ def _lower_clock(value: dt.datetime | dt.time) -> Any:
     return msgpack.ExtType(code, payload)
 
 
-def _lower_numpy(value: np.generic) -> Any:
-    return msgpack.ExtType(_NUMPY, _pack([dtypes.encode_numpy(value.dtype), value.tobytes()]))
-
-
 def _same(value: Any) -> Any:
     return value
 
@@ -165,7 +161,8 @@ def _lower(value: Any, depth: int) -> Any:
             return tuple(items)
         return items
     if isinstance(value, np.generic):
-        return _lower_numpy(value)
+        packed = _pack([dtypes.encode_numpy(value.dtype), value.tobytes()])
+        return msgpack.ExtType(_NUMPY, packed)
     _refuse(value)
 
 
@@ -222,11 +219,6 @@ def _clock(kind: type[_Clock], payload: bytes) -> _Clock:
     return value
 
 
-def _raise_timedelta(payload: bytes) -> dt.timedelta:
-    days, seconds, microseconds = _DELTA.unpack(payload)
-    return dt.timedelta(days, seconds, microseconds)
-
-
 _RAISE: dict[int, Callable[[bytes], Any]] = {
     _INT: lambda payload: int.from_bytes(payload, "little", signed=True),
     _COMPLEX: lambda payload: complex(*_PAIR.unpack(payload)),
@@ -236,7 +228,7 @@ _RAISE: dict[int, Callable[[bytes], Any]] = {
     _DATETIME: lambda payload: _clock(dt.datetime, payload),
     _DATE: lambda payload: dt.date.fromisoformat(payload.decode("ascii")),
     _TIME: lambda payload: _clock(dt.time, payload),
-    _TIMEDELTA: _raise_timedelta,
+    _TIMEDELTA: lambda payload: dt.timedelta(*_DELTA.unpack(payload)),
 }
 
 

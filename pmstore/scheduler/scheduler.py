@@ -156,7 +156,10 @@ class CommitScheduler:
             dt = self._odd_interval(dt)
         self._mark = now
         if self._flying:
-            self._look_at_flying(now, dt)
+            self.timer.add_busy(dt)
+            for target in self.targets:
+                if target.handle is not None:
+                    self._look_at_handle(target, now)
         else:
             self.timer.add(dt)
         self.work_seconds += dt
@@ -295,12 +298,6 @@ class CommitScheduler:
     def _reprice(self, target: Target) -> None:
         target.reprice(self._dirty())
         self._rule.reprice(target)
-
-    def _look_at_flying(self, now: float, dt: float) -> None:
-        self.timer.add_busy(dt)
-        for target in self.targets:
-            if target.handle is not None:
-                self._look_at_handle(target, now)
 
     def _look_at_handle(self, target: Target, now: float) -> None:
         """Looks whether the commit in the background has ended, and how."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pmstore._engine.history import Announced
 from pmstore.errors import PmstoreError
-from pmstore.objects.guards import Watcher
+from pmstore.objects.guards import Guard
 from pmstore.scheduler._models.hazard import HazardModel
 from pmstore.scheduler.target import Target
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _DAY = 86400.0
 
 
-class Uptime(Watcher):
+class Uptime(Guard):
     """Counts the time of the process that a scheduler is in, and tells the hazard model.
 
     With a store it is a guard of that (`pmstore.objects.guards.Guard`), so that it sees how the

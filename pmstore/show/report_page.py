@@ -326,11 +326,11 @@ def _missing(
         yield _Panel("Without curves", lines)
 
 
-_GOING = ("learning rate", "steps a second", "left", "lives", "kills", "trained for", "last step")
-
-
 def _whole(state: RunState) -> str:
     return f"{state.step:,}" if state.steps is None else f"{state.step:,} of {state.steps:,}"
+
+
+_GOING = ("learning rate", "steps a second", "left", "lives", "kills", "trained for", "last step")
 
 
 def _going(state: RunState) -> list[tuple[str, float | str]]:

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from pmstore._engine.store_info import SegmentUsage
 
 SHADES, SHADES_ASCII = " ░▒▓█", " .:+#"
 
 
-class Usage(Protocol):
-    """What is in use of a segment, as `SegmentUsage` tells it."""
-
-    @property
-    def data_bytes(self) -> int: ...
-    @property
-    def cells(self) -> tuple[int, ...]: ...
-
-
-def heap_line(segment: Usage, columns: int, blocks: bool = True) -> str:
+def heap_line(segment: SegmentUsage, columns: int, blocks: bool) -> str:
     """Draws a segment from its first byte of data to its last: darker where more of it is in use,
     and empty only where nothing is.
 

@@ -78,7 +78,8 @@ class RunState:
             told.append(f"{number(rate)} steps a second")
             if (left := self.seconds_left(rate)) > 0.0:
                 told.append(f"about {seconds(left)} left")
-        told += [f"{name} {_figure(value)}" for name, value in self._figures()]
+        for name, value in self._figures():
+            told.append(f"{name} {number(value) if math.isfinite(value) else value}")
         if self.rates:
             least, most = min(self.rates), max(self.rates)
             told.append(f"lr {number(least)}" + f" to {number(most)}" * (most > least))
@@ -137,10 +138,6 @@ _STILL_SECONDS = 10.0
 _MOST = 1 << 53
 
 
-def _figure(value: float) -> str:
-    return number(value) if math.isfinite(value) else str(value)
-
-
 def _of(text: str, whole: int | None) -> str:
     return text if whole is None else f"{text} of {whole:,}"
 
@@ -182,18 +179,12 @@ def gather(store: Store) -> Gathered:
     return Gathered(info, store.usage(), found, store._core.pool.info.permissions)
 
 
-def runs(store: Store) -> list[str]:
-    """Returns the names of the store's training runs."""
-    return stored_runs(store)
-
-
 def run_states(store: Store, info: Info) -> list[RunState]:
     """Reads what the store tells of its runs. info: of the store. What is damaged is left out.
 
     Raises: CorruptStoreError, SnapshotLostError.
     """
-    names = runs(store)
-    courses = {name: read(store, name) for name in names}
+    courses = {name: read(store, name) for name in stored_runs(store)}
     killed, older = _killed(courses, info)
     writers = lock_holders(info.path, writing=True) if info.recovery.live else []
     found = []

@@ -153,16 +153,13 @@ def _rows(axis: Axis | None, chart: Chart, shown: bool) -> str:
         return ""
     told = "".join(
         f'<line class="rule" x2="100%" y1="{at:.2f}%" y2="{at:.2f}%"/>'
-        f'<text class="end" x="-7" y="{at:.2f}%" dy=".35em">{escape(_tick(chart, tick))}</text>'
+        f'<text class="end" x="-7" y="{at:.2f}%" dy=".35em">{escape(text)}</text>'
         for tick in axis.ticks()
         for at in (100 - 100 * float(axis.share(tick)),)
+        for text in [chart.text(tick) if chart.unit or abs(tick) < 1e5 else f"{tick:.4g}"]
     )
     kind = "log" if axis.logarithmic else "plain"
     return f'<g class="{kind}"{"" if shown else " hidden"}>{told}</g>'
-
-
-def _tick(chart: Chart, value: float) -> str:
-    return chart.text(value) if chart.unit or abs(value) < 1e5 else f"{value:.4g}"
 
 
 def _columns(steps: Axis) -> str:

@@ -50,12 +50,8 @@ class Program:
     check: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name, words in (
-            ("command", self.command),
-            ("resume", self.resume),
-            ("results", self.results),
-            ("check", self.check),
-        ):
+        for name in ("command", "resume", "results", "check"):
+            words = getattr(self, name)
             if isinstance(words, (str, bytes)) or not isinstance(words, Sequence):
                 raise TypeError(
                     f"{name}={words!r}: a list of words, such as "

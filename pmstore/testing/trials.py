@@ -244,7 +244,9 @@ class _Job(_Program):
         seen.common = _common(stores)
         for run, before in had.items():
             now = seen.common.get(run)
-            if now is None or _later(before, now):
+            if now is None or (
+                before.by_job and (now.job != before.job or now.number < before.number)
+            ):
                 raise Finding(
                     Outcome.LOST,
                     f"all ranks had {before} of {run}, and go on from {now or 'no run'}",
@@ -299,10 +301,6 @@ def _common(stores: Stores) -> dict[str, Key]:
 
 def _count(key: Key) -> int:
     return key.number if key.by_job else max(key.step, 0)
-
-
-def _later(before: Key, now: Key) -> bool:
-    return before.by_job and (now.job != before.job or now.number < before.number)
 
 
 def _kill_of_rank(reference: _Reference, rank: int, point: int) -> Kill:

@@ -129,62 +129,26 @@ def accumulation(folder: str, kind: str) -> State:
         return {"model": net, "optimizer": optimizer, "losses": list(losses)}
 
 
-@job("adamw", "native-adamw", worlds=(2, 3))
-def every_seventh(folder: str, kind: str) -> State:
-    """A policy that leaves steps pending."""
-    rank, (loader, _) = dist.get_rank(), parts()
+RULES: dict[str, Any] = {
+    "seventh": lambda: EveryN(7),
+    "bounded": lambda: Auto(max_loss=0.02),  # as attach's for a disk; a short job reaches it
+    "measuring": Auto,  # at each rank something else
+}
+
+
+@job(
+    *("seventh-adamw", "seventh-native-adamw", "bounded-adamw"),
+    *("measuring-adamw", "measuring-native-sgd"),
+    worlds=(2, 3),
+)
+def policy(folder: str, kind: str) -> State:
+    """Rules that leave steps pending."""
+    rank, (loader, _), (rule, _, kind) = dist.get_rank(), parts(), kind.partition("-")
     model = ddp(mine())
     optimizer = OPTIMIZERS[kind](model.parameters())
     with pmstore.open(f"{folder}/run{rank}.pm") as store:
         run = pmstore.torch.attach(
-            store, model=model, optimizer=optimizer, loader=loader, policy=EveryN(7), **JOB
-        )
-        losses = store.list("losses")
-        for x, y in run.batches(epochs=5):
-            loss = mse(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            run.log(loss=loss)
-        return {"model": model, "optimizer": optimizer, "losses": list(losses)}
-
-
-@job("adamw", worlds=(2, 3))
-def at_most(folder: str, kind: str) -> State:
-    """The rule that attach has for a disk, with a bound that a short job reaches."""
-    rank, (loader, _) = dist.get_rank(), parts()
-    model = ddp(mine())
-    optimizer = OPTIMIZERS[kind](model.parameters())
-    with pmstore.open(f"{folder}/run{rank}.pm") as store:
-        run = pmstore.torch.attach(
-            store,
-            model=model,
-            optimizer=optimizer,
-            loader=loader,
-            policy=Auto(max_loss=0.02),
-            **JOB,
-        )
-        losses = store.list("losses")
-        for x, y in run.batches(epochs=5):
-            loss = mse(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            run.log(loss=loss)
-        return {"model": model, "optimizer": optimizer, "losses": list(losses)}
-
-
-@job("adamw", "native-sgd", worlds=(2, 3))
-def learning(folder: str, kind: str) -> State:
-    """A policy that measures, at each rank something else."""
-    rank, (loader, _) = dist.get_rank(), parts()
-    model = ddp(mine())
-    optimizer = OPTIMIZERS[kind](model.parameters())
-    with pmstore.open(f"{folder}/run{rank}.pm") as store:
-        run = pmstore.torch.attach(
-            store, model=model, optimizer=optimizer, loader=loader, policy=Auto(), **JOB
+            store, model=model, optimizer=optimizer, loader=loader, policy=RULES[rule](), **JOB
         )
         losses = store.list("losses")
         for x, y in run.batches(epochs=5):

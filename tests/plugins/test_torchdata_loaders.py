@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs_torch import one_thread  # noqa: F401
 
 torch = pytest.importorskip("torch")
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
@@ -20,14 +21,6 @@ pmstore = pytest.importorskip("pmstore")
 pt = pytest.importorskip("pmstore.torch")
 
 EPOCHS = 2
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Pairs(torch.utils.data.Dataset):

@@ -3,25 +3,17 @@ storage that it has seen. Parameters in slots change theirs at each commit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs_torch import one_thread  # noqa: F401
 
 import pmstore
 
 torch = pytest.importorskip("torch")
 stager_module = pytest.importorskip("torch.distributed.checkpoint._state_dict_stager")
 pt = pytest.importorskip("pmstore.torch")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def bits(state: Any) -> Any:

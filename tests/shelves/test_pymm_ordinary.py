@@ -51,17 +51,6 @@ def test_ordered_dicts_stay(shelf: Any) -> None:
     assert type(found["o"]["a"]) is OrderedDict
 
 
-def test_what_an_earlier_version_saved_is_loaded_and_replaced(shelf: Any) -> None:
-    store = shelf._core.store
-    store["run__+dict_a"], store["run"] = 1, np.ones(2)
-    store.group("__pymm__")["run"] = ["dict", ["a", ["leaf", "run__+dict_a"]]]
-    store.commit()
-    assert shelf.load("run") == {"a": 1}
-    shelf.save({"a": 2}, "run")
-    assert shelf.load("run") == {"a": 2}
-    assert shelf.items == ["run", "run__+dict_#str#_#a#__#int#"]
-
-
 # ---- arrays and numbers ----
 
 

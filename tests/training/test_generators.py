@@ -33,7 +33,6 @@ from pmstore.scheduler import EveryN
 from pmstore.torch import MismatchError, attach
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import find
-from pmstore.torch.kept_structure import Structure
 
 SIZE = 14
 KINDS: dict[str, Callable[[], Any]] = {
@@ -485,34 +484,6 @@ def test_other_generators(path: Path) -> None:
         pytest.raises(MismatchError, match=r"dataset\.rng: a numpy Generator \(PCG64\), was a ran"),
     ):
         attach(store, loader=DataLoader(Augmented(), 3))
-
-
-def test_a_run_stored_before_generators_had_places(path: Path) -> None:
-    """Version 1: a list of states, of the loader's own generators."""
-
-    def loader() -> DataLoader[Any]:
-        return DataLoader(numbers(), 3, shuffle=True, generator=torch.Generator().manual_seed(2))
-
-    with pmstore.open(path) as store:
-        run = attach(store, loader=loader(), policy=EveryN(99))
-        batches = run.batches(epochs=2)
-        for _ in range(2):
-            next(batches)
-            run.commit()
-        rest = [batch[0].tolist() for batch in islice(batches, 8)]
-        run.rollback()
-    with pmstore.open(path) as store:
-        for name in ("start", "generators"):
-            part = Structure(store, f"run/loader/{name}")
-            state = part.read()
-            held = state["generators"] if name == "start" else state
-            states = [one for place, one in held.items() if place != "attributes"]
-            part.write({**state, "generators": states} if name == "start" else states)
-        del store["run/loader/found"]
-        store.commit()
-    with pmstore.open(path) as store:
-        run = attach(store, loader=loader())
-        assert [batch[0].tolist() for batch in run.batches(epochs=2, ahead=0)] == rest
 
 
 class Noisy(torch.nn.Module):

@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, finalize
 
-import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
@@ -104,7 +103,7 @@ class RankStore:
             try:
                 self._sweep(part)
                 part = part or self._begin()
-                filling = Filling(part, staging.find if staging is not None else _nowhere)
+                filling = Filling(part, staging.find if staging is not None else lambda _: None)
                 filling.fill(items, planner)
                 crc, table = folder_layout.sealed_table(filling.chunks)
                 part.group["table"] = table
@@ -167,10 +166,6 @@ class RankStore:
             for thread, name in self._unpublished.items()
             if thread is not mine and thread.is_alive()
         }
-
-
-def _nowhere(tensor: torch.Tensor) -> None:
-    return None
 
 
 def _inode(path: str) -> int | None:

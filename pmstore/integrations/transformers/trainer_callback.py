@@ -136,7 +136,10 @@ class PmstoreTrainerCallback(TrainerCallback):
     def _ended(self, stored: StoredState, state: TrainerState) -> bool:
         """Returns whether nothing of the training is left to do."""
         assert self._args is not None
-        if not stored.finished or _longer(stored.settings, self._args):
+        if not stored.finished or any(  # given another length since it came to its end
+            stored.settings.get(name) != getattr(self._args, name)
+            for name in ("max_steps", "num_train_epochs")
+        ):
             return False
         if state.global_step >= state.max_steps:
             return True
@@ -401,12 +404,6 @@ def _least(step: int, args: TrainingArguments) -> int:
     steps = torch.tensor(step, device=args.device)
     torch.distributed.all_reduce(steps, torch.distributed.ReduceOp.MIN)
     return int(steps)
-
-
-def _longer(stored: Mapping[str, Any], args: TrainingArguments) -> bool:
-    """Returns whether the training was given another length since it came to its end."""
-    names = ("max_steps", "num_train_epochs")
-    return any(stored.get(name) != getattr(args, name) for name in names)
 
 
 class _Quiet(logging.Filter):

@@ -11,6 +11,7 @@ import numpy as np
 
 W_MIN, W_MAX = 0.2, 10.0
 _BUCKETS = 160
+FIT_STATE = 8 + 4 * _BUCKETS  # numbers of the largest state
 _GROWTH = 1.12  # of a bucket's end over the one before
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -213,8 +214,3 @@ class LossFit:
         ]
         self._fit = None
         self.refit(step)
-
-    @staticmethod
-    def state_size() -> int:
-        """Returns how many numbers the largest state has."""
-        return 8 + 4 * _BUCKETS

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pmstore.scheduler._models.loss_fit import LossFit
+from pmstore.scheduler._models.loss_fit import FIT_STATE, LossFit
 from pmstore.scheduler._models.losses import Losses
 from pmstore.scheduler._models.termination import TerminationModel
 
 HUGE = 1e50
 """No loss is as large; its square would overflow."""
-STATE = 1 + LossFit.state_size()
+STATE = 1 + FIT_STATE
 """Numbers in the largest `Worth.state`."""
 _ENOUGH_STEPS = 100  # steps in which a run that gives losses has given one
 

@@ -29,7 +29,7 @@ class Aws:
 
     def __init__(self) -> None:
         url = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254")
-        self._host = _host_of(url)
+        self._host = urlsplit(url if "//" in url else f"//{url}").netloc
         self._token = ""
 
     def __call__(self) -> float | None:
@@ -86,10 +86,6 @@ class Gcp:
         if status != 200 or flavor != "Google":
             raise Unreachable(f"{self._host} answered {status}, Metadata-Flavor {flavor!r}")
         return body.strip()
-
-
-def _host_of(url: str) -> str:
-    return urlsplit(url if "//" in url else f"//{url}").netloc
 
 
 def _until(body: str) -> float:

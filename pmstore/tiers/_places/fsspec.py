@@ -7,11 +7,11 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pmstore._base.workers import Tasks, WorkerError
+from pmstore._base.workers import Patience, Tasks, WorkerError
 from pmstore._engine.snapshot import SPARED, Snapshot, Transfer, checksum, write_all
 from pmstore.errors import TierError
 from pmstore.extras import install
@@ -27,17 +27,15 @@ NAP_SECONDS = 0.05
 _Answer = TypeVar("_Answer")
 
 
-class Ask(Protocol):
-    """How questions are asked: `Patience` gives up those without an answer."""
-
-    def ask(self, question: Callable[[], _Answer]) -> _Answer: ...
-
-
 class Prompt:
     """Asks on the caller's thread: somebody else looks whether the place answers."""
 
     def ask(self, question: Callable[[], _Answer]) -> _Answer:
         return question()
+
+
+Ask = Prompt | Patience
+"""How questions are asked: `Patience` gives up those without an answer."""
 
 
 class _OwnerMark:

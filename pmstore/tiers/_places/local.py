@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from pmstore._base.newfile import sync_names
 from pmstore._base.weak_registry import alive
 from pmstore._engine import snapshot
 from pmstore._engine.constants import PAGE_BYTES
@@ -141,17 +142,6 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _sync_names(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without directories to sync
-            raise
-    finally:
-        os.close(fd)
 
 
 def open_file(path: Path, flags: int, direct: bool) -> int:
@@ -291,7 +281,7 @@ class LocalPlace:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        _sync_names(self.path)
+        sync_names(self.path)
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -314,7 +304,7 @@ class LocalPlace:
         device = self.path.stat().st_dev
         for above in self.path.parents:
             with contextlib.suppress(PermissionError):
-                _sync_names(above)
+                sync_names(above)
             if above.stat().st_dev != device:
                 break
         return _FileLock(self.path / f".{prefix}lock", self._access)
@@ -348,7 +338,7 @@ class LocalPlace:
             raise
         finally:
             os.close(fd)
-        _sync_names(self.path)
+        sync_names(self.path)
 
     def open(self, name: str, direct: bool) -> int:
         """A descriptor for reading. direct: whole pages will be read, past the page cache where the

@@ -89,7 +89,8 @@ def _choose(found: list[EpochInfo], url: str, wanted: Wanted) -> list[EpochInfo]
 def _listed(found: list[EpochInfo]) -> str:
     by_run: dict[str, list[str]] = {}
     for one in found[:20]:
-        by_run.setdefault(one.run, []).append(f"{one.epoch}{_why(one)}")
+        why = f" (kept: {', '.join(map(str, one.kept))})" if one.kept else ""
+        by_run.setdefault(one.run, []).append(f"{one.epoch}{why}")
     told = (
         f"epoch{'s' * (len(epochs) > 1)} {', '.join(epochs)} of run {run}"
         for run, epochs in by_run.items()
@@ -104,7 +105,3 @@ def _fits(info: EpochInfo, wanted: Wanted) -> bool:
         and (epoch is None or info.epoch == epoch)
         and (kept is None or any(reason.is_called(kept) for reason in info.kept))
     )
-
-
-def _why(info: EpochInfo) -> str:
-    return f" (kept: {', '.join(map(str, info.kept))})" if info.kept else ""

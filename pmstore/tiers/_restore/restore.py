@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._base.newfile import create
+from pmstore._base.newfile import create, sync_names
 from pmstore._base.workers import Patience, Tasks, WorkerError
 from pmstore._base.workers import progress as telling
 from pmstore._engine import snapshot
@@ -150,18 +150,7 @@ def _never_committed(target: Path) -> Pool | None:
     if target.is_symlink():
         return None
     with contextlib.suppress(PmstoreError, OSError):
-        pool = Pool(
-            str(target),
-            "r",
-            size_bytes=0,
-            max_size_bytes=0,
-            domain="auto",
-            lock_timeout_seconds=0.0,
-            hot=False,
-            force=False,
-            hold=False,
-            ranges=span,
-        )
+        pool = Pool(str(target), "r", hot=False, ranges=span)
         if pool.epoch() == pool.count(ROOT) == 0:
             return pool
         pool.handle.close(False, 0.0, lambda: False, lambda: None)
@@ -207,7 +196,8 @@ def _restore_one(
             except (CorruptStoreError, FormatVersionError) as error:
                 raise BrokenEpochError("corrupt", str(error)) from error
             publish(temporary, target)
-            _sync_directory(target.parent)
+            with contextlib.suppress(OSError):
+                sync_names(target.parent)
             with contextlib.suppress(OSError):
                 # explicitly: a child forked meanwhile has the descriptor too
                 fcntl.flock(fd, fcntl.LOCK_UN)
@@ -216,15 +206,6 @@ def _restore_one(
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _make_room(

@@ -12,16 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
-from pmstore.torch._data.loader_attributes import (
-    ATTRIBUTES,
-    Attributes,
-    StateOf,
-    has_state,
-    objects_of,
-)
+from pmstore.torch._data.loader_attributes import ATTRIBUTES, Attributes, StateOf, objects_of
 from pmstore.torch._data.position import Position
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import Found, find
+from pmstore.torch._state.stateful import is_stateful
 
 # ---- batches that are gone through again
 
@@ -85,10 +80,9 @@ class Source:
         self.looks: int = 16
         self.data_epoch: int = 0  # that was opened last
         self.opened = False  # in this process
-        self.earlier = False  # the run was stored by a pmstore that drew otherwise
         self._holders = holders
         kept = objects_of(keepers)
-        others = {place: one for place, one in kept.items() if not has_state(one)}
+        others = {place: one for place, one in kept.items() if not is_stateful(one)}
         self._own = [
             Found(place, StateOf(one), "state_dict")
             for place, one in kept.items()

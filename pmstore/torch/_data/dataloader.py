@@ -117,8 +117,7 @@ class MapLoader(Source):
         self.loader.__dict__.pop("_get_iterator", None)
         if self.loader.num_workers:
             # With workers that live on, a sampler that draws nothing leaves every start the same.
-            told = self._persistent and not self.earlier
-            seed = _digest(start, self.data_epoch if told else None)
+            seed = _digest(start, self.data_epoch if self._persistent else None)
         self._indices.begin(skip, seed, self._before_first())
 
     def watch(self, drawn: Callable[[int], None]) -> None:
@@ -137,7 +136,7 @@ class MapLoader(Source):
         first epoch. Here they do in the run's first, in whichever they were started."""
         if not self._persistent:
             return None
-        draws = self.data_epoch == 0 or self.earlier
+        draws = self.data_epoch == 0
         fresh = self.loader._iterator is None
         if draws and not fresh:
             torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Sampler
 
 from pmstore._engine._binding import Watch, same_bytes
 from pmstore.torch._random.defaults import bits_of
+from pmstore.torch._state.stateful import is_stateful
 from pmstore.torch.changes import Question, all_of, sample_of
 from pmstore.torch.run_errors import AttachError
 
@@ -40,12 +41,6 @@ _MEMBER_BYTES = 64
 _GONE = object()
 
 
-def has_state(one: Any) -> bool:
-    return callable(getattr(one, "state_dict", None)) and callable(
-        getattr(one, "load_state_dict", None)
-    )
-
-
 def objects_of(roots: dict[str, Any]) -> dict[str, Any]:
     """Those of the roots that have attributes, and the data sets and samplers that they hold, each
     once, by their places."""
@@ -60,7 +55,7 @@ def objects_of(roots: dict[str, Any]) -> dict[str, Any]:
             continue
         seen.add(id(one))
         found[place] = one
-        if has_state(one):
+        if is_stateful(one):
             continue  # it answers for what it holds
         for name, held in list(vars(one).items()):
             parts = held if type(held) in (list, tuple) else (held,)

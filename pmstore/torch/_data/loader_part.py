@@ -10,14 +10,13 @@ from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.position import Held, Place, Position
 from pmstore.torch._data.samples import cut_source, read_cut
 from pmstore.torch._random import defaults as rng
-from pmstore.torch._random.search import Found
 from pmstore.torch.changes import SAME, asking, still
 from pmstore.torch.kept_structure import Structure
 from pmstore.torch.run_errors import MismatchError
 
 _VERSION = 2
 _OF_ITSELF = ("generator", "sampler", "batch_sampler")
-"""Where version 1 looked for generators. Those have to be there from the beginning."""
+"""Generators of these have to be there from the beginning."""
 
 
 class LoaderPart:
@@ -68,11 +67,6 @@ class LoaderPart:
         if self._start.stored and self._start.read() is not None and says != self.source.says_where:
             has = "a state_dict" if self.source.says_where else "no state_dict"
             return [], [], [f"it has {has}, unlike the stored one"]
-        if not self._found.stored:
-            count, first = len(self._generators.read()), _first_found(found)
-            if count == len(first):
-                return [], [], []
-            return [], [], [f"it has {len(first)} generators of its own, the stored one {count}"]
         stored = self._found.read()["kinds"]
         given = {one.place: one.kind for one in found}
         missing = [place for place in stored if place not in given]
@@ -115,9 +109,8 @@ class LoaderPart:
         drawn = rng.bits_of(states) if states else b""
         if drawn != self._drawn:
             self._drawn = None
-            if not source.earlier:
-                kinds = {one.place: one.kind for one in found}
-                self._found.write({"version": _VERSION, "kinds": kinds})
+            kinds = {one.place: one.kind for one in found}
+            self._found.write({"version": _VERSION, "kinds": kinds})
             self._generators.write(states)
         self._drawn = drawn
         questions = [still(source, "generators", found)]
@@ -157,8 +150,7 @@ class LoaderPart:
         source.follow()
         source.opened = False
         cut_source(source, read_cut(self._store, self._path))
-        source.earlier = not self._found.stored
-        start = self._start_of(self._start.read())
+        start: Any = self._start.read()
         place.done = Position(place.done.data_epoch, place.done.batch, start, self._read_state())
         self._state_written = place.done.state
         self._start_written = start
@@ -167,7 +159,7 @@ class LoaderPart:
             rng.check(start, source.generators)
         elif place.done.batch:
             raise ValueError("the data have been read from, and where from is not there")
-        states = self._by_place(self._generators.read())
+        states: Any = self._generators.read()
         rng.set_states(states, source.generators)
         there = {one.place for one in source.generators}
         source.late = {place: state for place, state in states.items() if place not in there}
@@ -186,26 +178,3 @@ class LoaderPart:
 
     def _read_state(self) -> Any:
         return self._state.read() if self._state.stored else None
-
-    def _start_of(self, start: Any) -> Any:
-        if start is None or isinstance(start["generators"], dict):
-            return start
-        return {**start, "generators": self._by_place(start["generators"])}
-
-    def _by_place(self, states: Any) -> dict[str, Any]:
-        """Version 1 has a list."""
-        if isinstance(states, dict):
-            return states
-        first = _first_found(self.source.generators)
-        return {one.place: state for one, state in zip(first, states, strict=True)}
-
-
-def _first_found(generators: list[Found]) -> list[Found]:
-    """The generators that version 1 found."""
-    return [
-        one
-        for one in generators
-        if one.kind == "torch Generator"
-        and one.place.removesuffix("generator")
-        in ("", "sampler.", "batch_sampler.", "batch_sampler.sampler.")
-    ]

@@ -9,8 +9,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from pmstore import Store
 from pmstore.torch._data.batch_source import Source
-from pmstore.torch._data.loader_attributes import has_state
 from pmstore.torch._data.position import Position
+from pmstore.torch._state.stateful import is_stateful
 from pmstore.torch.run_errors import AttachError
 from pmstore.torch.settings import Settings
 
@@ -53,7 +53,7 @@ def read_cut(store: Store, path: str) -> Cut | None:
 def _counts(loader: Any) -> bool:
     return (
         isinstance(loader, DataLoader)
-        and not has_state(loader)
+        and not is_stateful(loader)
         and not isinstance(loader.dataset, IterableDataset)
         and type(loader.batch_sampler) is BatchSampler
     )

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from pmstore.torch._data.accelerate_loader import PreparedLoader, is_prepared
 from pmstore.torch._data.batch_source import SequenceSource, Source
 from pmstore.torch._data.dataloader import MapLoader, clone_of, holders_of, reads_ahead
-from pmstore.torch._data.loader_attributes import has_state
 from pmstore.torch._data.stateful_loader import StatefulLoader
+from pmstore.torch._state.stateful import is_stateful
 
 
 def open_source(loader: Iterable[Any]) -> Source:
@@ -23,7 +23,7 @@ def open_source(loader: Iterable[Any]) -> Source:
     """
     if is_prepared(loader):
         return PreparedLoader(loader)
-    if has_state(loader):
+    if is_stateful(loader):
         own = {"loader": loader}
         return StatefulLoader(loader, holders_of(loader) if isinstance(loader, DataLoader) else own)
     if isinstance(loader, DataLoader):

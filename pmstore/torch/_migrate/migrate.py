@@ -37,10 +37,6 @@ from pmstore.torch.run_errors import AttachError, ChangedError, MismatchError
 from pmstore.torch.settings import Settings, fingerprint, plain
 
 
-def _has_tensors(piece: str) -> bool:
-    return piece.partition("/")[0] in ("model", "optimizer")
-
-
 class Fitting:
     """What `adapt` does inside its transaction."""
 
@@ -82,7 +78,8 @@ class Fitting:
 
         Raises: AttachError, MismatchError: what is stored of one cannot be made to fit.
         """
-        if self._program.mirrored and any(_has_tensors(one) for one in (*missing, *added)):
+        kinds = {piece.partition("/")[0] for piece in (*missing, *added)}
+        if self._program.mirrored and kinds & {"model", "optimizer"}:
             raise packed_whole()
         self._drop(missing)
         self._fit(missing, added)

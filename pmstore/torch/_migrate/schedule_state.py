@@ -121,13 +121,6 @@ def scale_rate(group: dict[str, Any], given: dict[str, Any]) -> None:
 _Groups = list[dict[str, Any]]
 
 
-def _hyperparameters(optimizer: Optimizer) -> _Groups:
-    return [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
 def _drives(scheduler: Any, optimizer: Optimizer) -> bool:
     """Whether it writes the optimizer's groups; it may have been given one around it."""
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
@@ -157,7 +150,10 @@ class Rates:
     ) -> _Groups:
         """What the groups' hyperparameters shall be. names: of the groups' parameters now. fresh:
         the optimizer is the program's as it is, but for what a stored scheduler made of it."""
-        given = _hyperparameters(optimizer)
+        given: _Groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
         origins = [held.group_of(one) for one in names]
         mine = {key: one for key, one in self._schedulers.items() if _drives(one, optimizer)}
         goes_on = any(not self._begins(key) for key in mine)

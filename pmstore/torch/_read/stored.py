@@ -265,11 +265,6 @@ class _Slots:
         self.names: list[str | None] = []
         self._kept: list[Kept] = []
         for group in held[f"{path}/layout"][0]:
-            if "kept" not in group:
-                raise AttachError(
-                    "the run was written by an earlier version of pmstore.torch.optim, which did "
-                    "not say how its parameters lie: attach it once with this version"
-                )
             self.names += group["names"]
             self._kept += map(described_kept, group["shapes"], group["kept"])
 

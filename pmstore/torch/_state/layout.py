@@ -135,7 +135,8 @@ def _plan_cluster(cluster: list[Member]) -> dict[str, Place]:
                 ],
             )
         view = None
-        if len(seen) > 1 or (member.fsdp is not None and _is_padded(member)):
+        padded = member.fsdp is not None and fsdp.padded_numel(member.fsdp) != member.part.numel()
+        if len(seen) > 1 or padded:
             start = min(extent(one.tensor)[0] for one in cluster)
             offset = (extent(tensor)[0] - start) // tensor.element_size()
             view = [list(tensor.shape), list(tensor.stride()), offset]
@@ -144,10 +145,6 @@ def _plan_cluster(cluster: list[Member]) -> dict[str, Place]:
         if tensor is not member.tensor and (record := record_of(member.tensor)):
             places[member.name] = replace(places[member.name], shard=record)
     return places
-
-
-def _is_padded(member: Member) -> bool:
-    return fsdp.padded_numel(member.fsdp) != member.part.numel()
 
 
 def span(tied: list[Member]) -> torch.Tensor:

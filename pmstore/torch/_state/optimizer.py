@@ -112,9 +112,9 @@ class OptimizerBinding:
     def extra_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Those that the model does not keep: what is in no module has a name that none in a module
         can have."""
-        known, names = self._known(), self._names()
+        known, names, prefix = self._known(), self._names(), under("optimizer", self._key)
         return [
-            (names.get(id(one), self._name_extra(index)), one)
+            (names.get(id(one), f"{prefix}..{index}"), one)
             for index, one in enumerate(self.parameters)
             if id(one) not in known
         ]
@@ -122,9 +122,6 @@ class OptimizerBinding:
     def describe(self, index: int) -> str:
         """A parameter in a message."""
         return f"parameter {index} of {self.called}"
-
-    def _name_extra(self, index: int) -> str:
-        return f"{under('optimizer', self._key)}..{index}"
 
     def _names(self) -> Mapping[int, str]:
         return self._model.names if self._model is not None else {}

@@ -4,7 +4,6 @@ where they were, on an accelerator, mirrored into the store."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,8 +20,9 @@ from pmstore.torch.optim.base import NativeOptimizer
 from pmstore.torch.run_errors import AttachError
 
 
-class Placement(Protocol):
-    """The memory in which all models and optimizers of a run lie.
+class Placement:
+    """The memory in which all models and optimizers of a run lie. Nothing is to do where it is the
+    store's own.
 
     Attributes:
         in_store: a step writes into the store's memory. Else only a commit does, and copies the
@@ -54,9 +54,10 @@ class Placement(Protocol):
 
     def written(self) -> bool:
         """Whether the program has written to the tensors since."""
+        raise NotImplementedError
 
 
-class InHeap:
+class InHeap(Placement):
     """The tensors' memory is the store's."""
 
     in_store = True
@@ -105,30 +106,12 @@ class InHeap:
         for binding in self._bindings:
             binding.set_apart()
 
-    def capture(self) -> None:
-        pass
-
-    def restore(self) -> None:
-        pass
-
-    def fence(self) -> None:
-        pass
-
-    def wait_over(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-    def note(self) -> None:
-        pass
-
     def written(self) -> bool:
         memory = [memory for binding in self._bindings for memory in binding.memory()]
         return bool(memory) and self._store.written(memory)
 
 
-class Mirrored:
+class Mirrored(Placement):
     """The tensors keep their memory, and each commit copies them."""
 
     in_store = False
