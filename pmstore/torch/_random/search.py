@@ -131,7 +131,7 @@ class _Sequence:
             self._become({**self._sequence.state, "n_children_spawned": count})
 
     def _become(self, given: Any) -> None:
-        """In the object itself, which others may hold: as a pickled one is filled."""
+        """Fills the object itself, which others may hold, as pickle fills one."""
         other: Any = np.random.SeedSequence(**given)
         filled: Any = self._sequence
         filled.__setstate__(other.__reduce__()[2])

@@ -58,7 +58,7 @@ class Data(NamedTuple):
 
 def _own_keys(module: nn.Module) -> list[str]:
     """Attributes that are the program's, and not what a framework keeps in a module."""
-    keys = [key for key in vars(module) if key not in OF_MODULES and not _computed(module, key)]
+    keys = [key for key in vars(module) if key not in OF_MODULES]
     if "_" not in {key[:1] for key in keys}:
         return keys
     kind = type(module)
@@ -72,9 +72,7 @@ def _computed(module: nn.Module, key: str) -> bool:
     """Whether torch makes it anew in each forward, of parameters: weight_norm, spectral_norm and
     pruning of torch.nn.utils."""
     made = module._parameters
-    return isinstance(vars(module)[key], torch.Tensor) and (
-        f"{key}_orig" in made or (f"{key}_g" in made and f"{key}_v" in made)
-    )
+    return f"{key}_orig" in made or (f"{key}_g" in made and f"{key}_v" in made)
 
 
 def _is_plain(array: Any) -> bool:
@@ -189,6 +187,8 @@ class AttributesPart:
                 value = table[key]
                 if is_constant(value):
                     self._constants.append((name, key))
+                    continue
+                if isinstance(value, torch.Tensor) and _computed(module, key):
                     continue
                 if _may_be_data(value) and (name, key) not in self._left_alone:
                     self._mutable.append((name, key))
