@@ -496,7 +496,7 @@ def test_a_large_attribute_that_changes_is_told_once(path: Path, name: str, chan
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with step(run):
-                model.gate = 2.0
+                model.left = model.weight.repeat(300_000)
         with pytest.warns(RuntimeWarning, match=f"'{name}' of the model has changed"), step(run):
             change(model)
         for _ in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from enum import Enum
@@ -101,9 +102,21 @@ def _detached(value: Any) -> Any:
     )
 
 
-def _trace(value: Any) -> Any:
-    """What tells of a change: which object it is, and of its content what costs nothing to see."""
-    return id(value), sample_of(value)
+class _Trace(NamedTuple):
+    """What tells whether a large value is another one: which object it is, and what `sample_of` has
+    seen of it. An array is not held."""
+
+    held: Any
+    sample: Any
+
+    @classmethod
+    def of(cls, value: Any) -> _Trace:
+        held = weakref.ref(value) if isinstance(value, _ARRAYS) else value
+        return cls(held, sample_of(value))
+
+    def fits(self, value: Any) -> bool:
+        held = self.held() if isinstance(self.held, weakref.ref) else self.held
+        return held is value and self.sample == sample_of(value)
 
 
 def _may_be_data(value: Any) -> bool:
@@ -163,7 +176,7 @@ class AttributesPart:
         self._model = model
         # what the program gave: a value without arrays, with its bytes if it can change; else None
         self._given: dict[Place, tuple[Any, bytes] | None] | None = None
-        self._left_alone: dict[Place, Any] = {}  # what is too large, with what tells of a change
+        self._left_alone: dict[Place, _Trace | None] = {}  # too large; None: it was told of
         self._changed: dict[Place, Any] = {}
         self._arrays: set[Place] = set()  # of what has arrays in it, what is kept
         self._watch: Watch | None = None  # None: nothing is known
@@ -210,15 +223,14 @@ class AttributesPart:
         return watch
 
     def _leave_alone(self, place: Place, value: Any) -> None:
-        self._left_alone[place] = _trace(value)
+        self._left_alone[place] = _Trace.of(value)
         self._mutable.remove(place)
 
     def _tell_left_alone(self) -> None:
         """Warns, once, of what is too large to be kept and has changed: it may be state, or what a
         forward leaves behind."""
         for (name, key), trace in self._left_alone.items():
-            now = _trace(self._tables.get(name, {}).get(key))
-            if trace is None or now == trace:
+            if trace is None or trace.fits(self._tables.get(name, {}).get(key)):
                 continue
             self._left_alone[name, key] = None
             warnings.warn(
