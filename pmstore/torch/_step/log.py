@@ -247,7 +247,7 @@ class Log:
         late = [(step, 0.0, float(given[name])) for step, given in waiting if name in given]
         rows = np.concatenate([np.zeros((0, 3)), *parts, np.array(late).reshape(-1, 3)])
         if not len(rows):
-            known = ", ".join(map(repr, self._names_of(waiting))) or "nothing"
+            known = ", ".join(map(repr, self.names(ended))) or "nothing"
             raise NoSuchNameError(f"the run has logged no {name!r}; it has logged {known}")
         newest = np.append(rows[1:, _STEP] != rows[:-1, _STEP], True)  # of each step
         rows = rows[newest]
@@ -256,7 +256,7 @@ class Log:
     def table(self, ended: Sequence[Finished] = ()) -> Logged:
         """All that was logged in finished steps. ended: see `history`."""
         waiting = [*self.waiting, *ended]
-        names = self._names_of(waiting)
+        names = self.names(ended)
         places = {name: place for place, name in enumerate(names, 1)}
         late = [
             (step, places[name], float(value))
@@ -265,9 +265,9 @@ class Log:
         ]
         return Logged(names, [*self._arrays, np.array(late).reshape(-1, 3)])
 
-    def _names_of(self, waiting: Sequence[Finished]) -> list[str]:
-        """Names that were logged, in the order of first use."""
-        late = [name for _, given in waiting for name in given]
+    def names(self, ended: Sequence[Finished] = ()) -> list[str]:
+        """Names that were logged, in the order of first use. ended: see `history`."""
+        late = [name for _, given in (*self.waiting, *ended) for name in given]
         return list(dict.fromkeys([*self._open(), *late]))
 
     # ---- loggers
