@@ -106,8 +106,15 @@ def _split(item: Any, arrays: list[Array], where: str) -> Any:
     plain = _plain(item)
     if isinstance(item, Enum) and item.name in type(item).__members__:
         # programs compare members by `is`
-        value = _split(item.value, arrays, f"{where}.value") if plain is None else plain
-        return {_MARK: "enum", "class": _class_name(kind, where), "name": item.name, "value": value}
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        if _find_class(name) is kind:
+            return {_MARK: "enum", "class": name, "name": item.name, "value": plain}
+        if plain is None:
+            raise TypeError(
+                f"cannot store the state at {where or 'the top'}: the enumeration "
+                f"{kind.__qualname__} is found under no name of its module, as after a restart it "
+                "has to be: define it at the top of a module"
+            )
     if plain is not None:
         return plain
     raise TypeError(
@@ -167,7 +174,7 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
             return deque(parts, mark["maxlen"])
         return set(parts) if name == "set" else frozenset(parts)
     if name == "enum":
-        return _member(mark, arrays)
+        return _member(mark)
     if name in ("dtype", "device"):
         import torch
 
@@ -182,17 +189,6 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
 # ---- members of enumerations
 
 
-def _class_name(kind: type, where: str) -> str:
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if _find_class(name) is not kind:
-        raise TypeError(
-            f"cannot store the state at {where or 'the top'}: the enumeration {kind.__qualname__} "
-            "is found under no name of its module, as after a restart it has to be: define it at "
-            "the top of a module"
-        )
-    return name
-
-
 def _find_class(name: str) -> Any:
     """Returns what has that name in a module that is imported. Runs no code of the program: the
     store may be anybody's."""
@@ -203,10 +199,16 @@ def _find_class(name: str) -> Any:
     return found
 
 
-def _member(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
-    """Returns the member; its value, if the program has not imported the class, or it is gone."""
-    kind = _find_class(str(mark["class"]))
+def _member(mark: Mapping[str, Any]) -> Any:
+    """Returns the member. Where the program has not imported the class, or the member is gone: its
+    plain value, or its name.
+
+    Raises: ValueError: it is no mark of a member.
+    """
+    name, kind = mark.get("name"), _find_class(str(mark.get("class")))
+    if not isinstance(name, str):
+        raise ValueError("the stored state has a member of an enumeration without a name")
     members: Mapping[str, Any] = kind.__members__ if isinstance(kind, EnumMeta) else {}
-    if mark["name"] in members:
-        return members[mark["name"]]
-    return join(mark["value"], arrays)
+    if name in members:
+        return members[name]
+    return name if mark.get("value") is None else mark["value"]

@@ -43,7 +43,7 @@ def sample_of(one: Any) -> Any:
     """What tells that something large was changed in place: torch counts that; of numpy's arrays
     some elements; of collections their length; of anything else nothing."""
     if isinstance(one, torch.Tensor):
-        return one._version
+        return None if one.is_inference() else one._version
     if isinstance(one, np.ndarray):
         return one.flat[:: max(one.size // _SAMPLED, 1)].tobytes()
     return len(one) if isinstance(one, (list, dict, deque, set)) else None

@@ -110,8 +110,10 @@ def test_a_member_of_a_class_that_is_not_imported_comes_back_as_its_value() -> N
     for mark, other in zip(skeleton, ("gone:Phase", "enum:Enum.Mode", "os:path"), strict=True):
         mark["class"] = other
     back = join(skeleton, arrays)
-    assert back == ["warm", (1, 2.5), 1]
-    assert [type(one) for one in back] == [str, tuple, int]
+    assert back == ["warm", "BOTH", 1]
+    assert [type(one) for one in back] == [str, str, int]
+    with pytest.raises(ValueError, match="without a name"):
+        join({"pmstore": "enum", "class": "enum:Enum", "name": [1]}, [])
 
 
 def test_an_enumeration_that_a_restart_would_not_find_is_refused() -> None:

@@ -137,13 +137,18 @@ class _Sequence:
         filled.__setstate__(other.__reduce__()[2])
 
     def get_state(self) -> Any:
-        return self._sequence.state
+        state = self._sequence.state
+        entropy: Any = state["entropy"]
+        if not isinstance(entropy, (int, type(None))):
+            entropy = np.asarray(entropy).tolist()
+        return {**state, "entropy": entropy}
 
     def set_state(self, state: Any, /) -> None:
         self._become(state)
 
     def seed(self, seed: int) -> None:
-        self._become({"entropy": seed})
+        """Its next children are others. It stays the seed that it is."""
+        self.spawned = seed % 2**31
 
 
 _KINDS = (

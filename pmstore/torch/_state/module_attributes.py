@@ -23,7 +23,7 @@ from pmstore.torch._random.search import OF_MODULES, Found, Holder, find_in_modu
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
 from pmstore.torch.changes import OTHERS, SAME, VALUES, sample_of, still
-from pmstore.torch.kept_structure import Structure
+from pmstore.torch.kept_structure import Structure, raw_bytes
 from pmstore.torch.keys import full_name
 from pmstore.torch.run_errors import AttachError
 
@@ -35,6 +35,10 @@ _TABLE_BYTES = 1 << 16
 at."""
 _MOST_BYTES = 1 << 20
 """Of any other one, and of an array."""
+_GRAPH_BYTES = 1 << 18
+"""Of all that has tensors of a graph in it: more is what forwards leave behind, to be looked at."""
+_SAMPLED = 512
+"""Elements of a large tensor that are compared."""
 
 Place = tuple[str, str]
 """A module's name, and that of its attribute."""
@@ -70,23 +74,28 @@ def _own_keys(module: nn.Module) -> list[str]:
 
 
 def _computed(module: nn.Module, key: str) -> bool:
-    """Whether torch makes it anew in each forward, of parameters: weight_norm, spectral_norm and
+    """Whether a hook of torch makes it anew before each forward: weight_norm, spectral_norm and
     pruning of torch.nn.utils."""
-    made = module._parameters
-    return f"{key}_orig" in made or (f"{key}_g" in made and f"{key}_v" in made)
+    hooks = module._forward_pre_hooks.values()
+    return any(
+        key in (getattr(one, "name", None), getattr(one, "_tensor_name", None)) for one in hooks
+    )
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether it is a plain array in memory. A leaf that requires a gradient is not: somebody
-    trains it."""
-    if isinstance(array, torch.Tensor):
-        return (
-            type(array) is torch.Tensor
-            and array.device.type == "cpu"
-            and array.layout is torch.strided
-            and not (array.is_quantized or (array.requires_grad and array.is_leaf))
-        )
-    return type(array) is np.ndarray and not array.dtype.hasobject
+    """Whether it is a plain array in memory. A leaf that requires a gradient is not, as somebody
+    trains it; nor is a view of one."""
+    if not isinstance(array, torch.Tensor):
+        return type(array) is np.ndarray and not array.dtype.hasobject
+    if type(array) is not torch.Tensor or array.device.type != "cpu":
+        return False
+    if array.layout is not torch.strided or array.is_quantized:
+        return False
+    if not array.requires_grad:
+        return True
+    # in this order: a view of what was written to since has no graph to ask for
+    base = array._base
+    return not (array if base is None else base).is_leaf
 
 
 def _of_graph(array: Any) -> bool:
@@ -102,21 +111,30 @@ def _detached(value: Any) -> Any:
     )
 
 
-class _Trace(NamedTuple):
-    """What tells whether a large value is another one: which object it is, and what `sample_of` has
-    seen of it. An array is not held."""
+class _Trace:
+    """What tells whether a large value is another one. An array is not held."""
 
-    held: Any
-    sample: Any
-
-    @classmethod
-    def of(cls, value: Any) -> _Trace:
-        held = weakref.ref(value) if isinstance(value, _ARRAYS) else value
-        return cls(held, sample_of(value))
+    def __init__(self, value: Any) -> None:
+        self._held: Any = weakref.ref(value) if isinstance(value, _ARRAYS) else value
+        self._seen = sample_of(value)
+        self._content = _some_bytes(value)
 
     def fits(self, value: Any) -> bool:
-        held = self.held() if isinstance(self.held, weakref.ref) else self.held
-        return held is value and self.sample == sample_of(value)
+        held = self._held() if isinstance(self._held, weakref.ref) else self._held
+        if held is not value:
+            return False
+        seen, before = sample_of(value), self._seen
+        self._seen = seen
+        # torch counts writes to all that shared memory once: a detached weight, too
+        return seen == before or (self._content is not None and self._content == _some_bytes(value))
+
+
+def _some_bytes(value: Any) -> bytes | None:
+    """Of a tensor, those of some elements."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    flat = value.detach().reshape(-1)
+    return raw_bytes(flat[:: max(flat.numel() // _SAMPLED, 1)]).tobytes()
 
 
 def _may_be_data(value: Any) -> bool:
@@ -143,7 +161,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     if kind is not type(value) and (kind, type(value)) != (defaultdict, dict):  # as it is stored
         table[key] = value
     elif isinstance(here, torch.Tensor) and here.shape == value.shape and here.dtype == value.dtype:
-        if _of_graph(here):
+        if _of_graph(here) or here.is_inference():
             table[key] = value
         else:
             here.copy_(value)
@@ -177,6 +195,7 @@ class AttributesPart:
         # what the program gave: a value without arrays, with its bytes if it can change; else None
         self._given: dict[Place, tuple[Any, bytes] | None] | None = None
         self._left_alone: dict[Place, _Trace | None] = {}  # too large; None: it was told of
+        self._room = 0  # bytes for what is of a graph
         self._changed: dict[Place, Any] = {}
         self._arrays: set[Place] = set()  # of what has arrays in it, what is kept
         self._watch: Watch | None = None  # None: nothing is known
@@ -216,6 +235,8 @@ class AttributesPart:
         for name, key in list(self._mutable):
             value = self._tables[name][key]
             data = _data(value)
+            if data is not None and any(map(_of_graph, data.arrays)):
+                continue
             if data is not None and data.large:
                 self._leave_alone((name, key), value)
             elif data is not None and not data.arrays:
@@ -223,24 +244,28 @@ class AttributesPart:
         return watch
 
     def _leave_alone(self, place: Place, value: Any) -> None:
-        self._left_alone[place] = _Trace.of(value)
+        self._left_alone[place] = _Trace(value)
         self._mutable.remove(place)
 
     def _tell_left_alone(self) -> None:
-        """Warns, once, of what is too large to be kept and has changed: it may be state, or what a
-        forward leaves behind."""
+        """Warns, once, of what is too large to be kept and has changed."""
+        changed: list[Place] = []
         for (name, key), trace in self._left_alone.items():
-            if trace is None or trace.fits(self._tables.get(name, {}).get(key)):
-                continue
-            self._left_alone[name, key] = None
-            warnings.warn(
-                f"{key!r} of {_called(name)} has changed, and is too large to be kept as an "
-                f"attribute (more than {_MOST_BYTES >> 20} MiB, or {_TABLE_BYTES >> 10} KiB "
-                "without an array): after a restart it is as the program makes it. If the training "
-                "depends on it, make it a buffer, register_buffer(...), or keep it in the store",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            now = self._tables.get(name, {}).get(key)
+            if trace is not None and not trace.fits(now):
+                self._left_alone[name, key] = None
+                if not _of_graph(now):  # else a forward has left it behind
+                    changed.append((name, key))
+        if not changed:
+            return
+        warnings.warn(
+            f"{', '.join(map(describe, changed))} changed, and is too large to be kept as an "
+            f"attribute (more than {_MOST_BYTES >> 20} MiB, or {_TABLE_BYTES >> 10} KiB without an "
+            "array): after a restart it is as the program makes it. If the training depends on it, "
+            "make it a buffer, register_buffer(...), or keep it in the store",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     @property
     def watch(self) -> Watch | None:
@@ -271,6 +296,7 @@ class AttributesPart:
         if seen != SAME:
             self._note_constants()
         arrays: dict[str, dict[str, Any]] = {}
+        self._room = _GRAPH_BYTES
         for place in list(self._mutable):
             self._note_mutable(place, arrays)
         self._arrays = {(name, key) for name, values in arrays.items() for key in values}
@@ -303,15 +329,15 @@ class AttributesPart:
         name, key = place
         value, given = self._tables[name][key], self._given_value(place)
         data = _data(value)
-        known = place in self._changed or place in self._arrays or given is not None
+        # one that the program gave as None is not known to be small
+        known = place in self._changed or place in self._arrays or bool(given and given[1])
         if data is None or data.arrays:
             self._changed.pop(place, None)
         if data is None:
             return
         if any(map(_of_graph, data.arrays)):
-            if data.large:
-                self._leave_alone(place, value)
-            else:
+            self._room -= data.data_bytes
+            if self._room >= 0:
                 arrays.setdefault(name, {})[key] = _detached(value)
             return
         if data.data_bytes > _MOST_BYTES and known:

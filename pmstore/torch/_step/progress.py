@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -246,6 +247,7 @@ class RunState:
         self._part = Structure(store, f"{run}/state")
         self._written: dict[int, Any] = {}  # lists, dicts and arrays that it was written from
         self.stored: bool = False
+        self._told = False  # that values are shared
 
     def capture(self) -> None:
         """Writes what changed; pending until the next commit.
@@ -254,14 +256,27 @@ class RunState:
         """
         found = list(_objects(self.values))
         written = dict(found)
-        if len(written) != len(found):
-            raise TypeError(
-                "run.state: a list, dict or array stands in two places of it. After a restart they "
-                "would be two: put a copy into the other place, or keep it in one alone"
-            )
+        if len(written) != len(found) and not self._told:
+            self._tell_shared()
         self._part.write(self.values)
         self._written = written
         self.stored = True
+
+    def _tell_shared(self) -> None:
+        """Warns, once, of a list or dict in two places. (An array is rarely changed in place.)"""
+        first: dict[int, str] = {}
+        for key, value in self.values.items():
+            for at, one in _objects(value):
+                if first.setdefault(at, key) != key and type(one) in (dict, list):
+                    self._told = True
+                    warnings.warn(
+                        f"run.state: {first[at]!r} and {key!r} hold the same {type(one).__name__}. "
+                        "After a restart each has its own: what changes in one is not seen in the "
+                        "other",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+                    return
 
     def restore(self) -> None:
         """The values become those of the last commit."""
