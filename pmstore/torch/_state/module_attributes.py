@@ -130,7 +130,7 @@ class _Trace:
 
 
 def _some_bytes(value: Any) -> bytes | None:
-    """Of a tensor, those of some elements."""
+    """Returns the bytes of some elements of a tensor. None: it is none."""
     if not isinstance(value, torch.Tensor):
         return None
     flat = value.detach().reshape(-1)
