@@ -591,3 +591,28 @@ def test_a_sequence_stays_the_seed_that_it_is_in_a_worker() -> None:
     encode(state)
     found.set_state(state)
     assert (sequence.spawn(1)[0].generate_state(2) == child).all()
+
+
+def test_a_member_of_an_enumeration_in_a_data_set_comes_back_as_itself(path: Path) -> None:
+    class Rows(torch.utils.data.Dataset[torch.Tensor]):
+        def __init__(self) -> None:
+            self.stage, self.past = Stage.FIRST, [Stage.FIRST]
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.ones(3)
+
+    for life in range(2):
+        rows, model = Rows(), nn.Linear(3, 1)
+        with pmstore.open(path) as store:
+            run = attach(store, model=model, loader=torch.utils.data.DataLoader(rows))
+            assert rows.stage is (Stage.LATER if life else Stage.FIRST)
+            assert rows.past == [Stage.FIRST, Stage.LATER][: life + 1]
+            for batch in run.batches(epochs=life + 1):
+                model(batch)
+                if rows.stage is Stage.FIRST:
+                    rows.stage = Stage.LATER
+                    rows.past.append(Stage.LATER)
+            run.detach()
