@@ -24,7 +24,8 @@ from typing import Any
 import torch.distributed as dist
 
 _BEAT_SECONDS = 0.5
-_FAST_BEAT_SECONDS = 0.05
+_FIRST_BEAT_SECONDS, _FAST_BEAT_SECONDS = 0.001, 0.05
+"""Until all have come: each is twice as long as the one before."""
 _END_SECONDS = 2.0
 """How long the end of a process waits to say so, at most. Rank 0, which mostly has the store of
 addresses, waits for others to read it."""
@@ -56,6 +57,7 @@ class Board:
         self._store: Any = None
         self._open = True
         self._said = 0
+        self._beat = _FIRST_BEAT_SECONDS
         self._asked = False
         self._looked = threading.Event()
         self.come: int = 1
@@ -102,7 +104,8 @@ class Board:
             self.all_come.set()
             self._looked.set()
             return None
-        return _BEAT_SECONDS if self.all_come.is_set() else _FAST_BEAT_SECONDS
+        self._beat = min(2 * self._beat, _FAST_BEAT_SECONDS)
+        return _BEAT_SECONDS if self.all_come.is_set() else self._beat
 
     def _read(self) -> None:
         store, asked = self._store, self._asked
