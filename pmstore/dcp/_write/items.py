@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,6 @@ from pmstore.dcp._write.save_part import Part
 
 _BATCH_BYTES = 1 << 30
 """So much is copied before the planner is asked for more tensors: it may make them for us."""
-
-Found = Callable[[torch.Tensor], "tuple[int, int] | None"]
-"""Returns where in the part a tensor lies already: the number of the array, and the start in it."""
 
 
 def check(name: str, tensor: Any) -> torch.Tensor:
@@ -53,10 +50,8 @@ def _is_waiting(tensor: torch.Tensor) -> bool:
 class Filling:
     """Fills a part with the items of a plan."""
 
-    def __init__(self, part: Part, found: Found) -> None:
-        """Begins to fill a part. found: finds what was staged."""
+    def __init__(self, part: Part) -> None:
         self._part = part
-        self._found = found
         self._copies: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # number in `_made`
         self._pending = 0
         self._made: list[tuple[Chunk, torch.Tensor]] = []
@@ -64,7 +59,7 @@ class Filling:
         self.chunks: list[Chunk] = []
 
     def fill(self, items: Sequence[WriteItem], planner: SavePlanner) -> None:
-        """Copies what is not in the part yet, and computes CRCs.
+        """Copies all into the part, and computes CRCs.
 
         Raises: TypeError: what cannot be saved; StoreFullError.
         """
@@ -76,7 +71,6 @@ class Filling:
             if self._pending >= _BATCH_BYTES:
                 self._copy()
         self._copy()
-        self._part.keep_only({chunk.array for chunk, _ in self._made})
         self.chunks = self._with_crcs()
 
     def _add_object(self, item: WriteItem, data: Any) -> None:
@@ -106,15 +100,10 @@ class Filling:
 
     def _place(self, item: WriteItem, offset: tuple[int, ...] | None, source: torch.Tensor) -> None:
         nbytes = source.numel() * source.element_size()
-        found = self._found(source)
-        if found is not None:
-            number, start = found
-            data = self._part.arrays[number][start : start + nbytes]
-        else:
-            number, start, data = self._part.take(nbytes)
-            target = copies.from_bytes(data, source.dtype, source.shape)
-            self._copies.append((len(self._made), source, target))
-            self._pending += nbytes
+        number, start, data = self._part.take(nbytes)
+        target = copies.from_bytes(data, source.dtype, source.shape)
+        self._copies.append((len(self._made), source, target))
+        self._pending += nbytes
         chunk = Chunk(
             fqn=item.index.fqn,
             offset=offset,

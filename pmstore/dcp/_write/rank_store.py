@@ -19,7 +19,6 @@ from pmstore.dcp._format.folder_layout import PartName
 from pmstore.dcp._write.items import Filling
 from pmstore.dcp._write.reentrancy import Once
 from pmstore.dcp._write.save_part import Part
-from pmstore.dcp._write.staging import Staging
 from pmstore.errors import PmstoreError
 from pmstore.store import Store
 
@@ -29,7 +28,7 @@ class RankStore:
     writers: see `RankStore.of`. It is closed when nobody has it any more.
 
     lock: taken around what changes the store, from the first array of a part to its commit.
-    once: entered by a thread that stages or writes.
+    once: entered by a thread that writes.
     """
 
     def __init__(self, folder: str, rank: int, domain: Any) -> None:
@@ -44,8 +43,6 @@ class RankStore:
         self.once: Once = Once()
         self._process = os.getpid()
         self._inode = _inode(self.store.path)
-        self._staging: Staging | None = None
-        self._staged: Part | None = None
         self._unpublished: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
         finalize(self, self.store.close)
 
@@ -69,25 +66,6 @@ class RankStore:
             return None
         return there if there._inode == _inode(path) else None
 
-    def stage(self) -> Staging:
-        """Begins to stage the next save. Waits for the one before.
-
-        Raises: as `Store.commit`.
-        """
-        self.wait()
-        with self.lock:
-            self._forget_staged()
-            self._unpublished.pop(threading.current_thread(), None)
-            part = self._begin()
-            self._staging = Staging(part)
-            self._staged = part
-            return self._staging
-
-    def wait(self) -> None:
-        """Waits for the save that was staged last, but not in that save's own thread."""
-        if self._staging is not None:
-            self._staging.wait()
-
     def write(self, items: Sequence[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         """Writes a part and commits it: durable on return, as far as the domain goes. If that
         fails, nothing is left of it.
@@ -96,24 +74,18 @@ class RankStore:
             TransactionError: a signal handler calls it in the middle of another save.
         """
         with self.once.entered(self.folder), self.lock:
-            staging, part = self._staging, self._staged
-            if staging is None or part is None or not staging.is_of_this_thread():
-                self._forget_staged()
-                staging, part = None, None
             try:
-                self._sweep(part)
-                part = part or self._begin()
-                filling = Filling(part, staging.find if staging is not None else lambda _: None)
+                self._sweep()
+                part = self._begin()
+                filling = Filling(part)
                 filling.fill(items, planner)
                 crc, table = folder_layout.sealed_table(filling.chunks)
                 part.group["table"] = table
                 self.store.commit()
             except BaseException:
-                self._staging = self._staged = None
                 with suppress(PmstoreError, OSError):
                     self.store.rollback()
                 raise
-            self._staging = self._staged = None
             self._unpublished[threading.current_thread()] = part.name
         name = PartName(self.rank, self.uuid, part.name, crc)
         return [
@@ -130,42 +102,32 @@ class RankStore:
         name = f"part-{uuid.uuid4().hex}"
         return Part(self.store.group(name), name)
 
-    def _forget_staged(self) -> None:
-        """Deletes a part that was staged and not saved."""
-        part, self._staged, self._staging = self._staged, None, None
-        if part is not None:
-            with suppress(KeyError):
-                del self.store[part.name]
-
-    def _sweep(self, but: Part | None) -> None:
+    def _sweep(self) -> None:
         """Deletes parts that no index names, and makes their room free.
 
         Raises: CorruptStoreError: of an index, which may name them.
         """
         ours = {name for name in self.store if name.startswith("part-")}
-        if but is not None:
-            ours.discard(but.name)
         if ours:
             named = {
                 part.name
                 for part in folder_layout.named_parts(self.folder)
                 if part.uuid == self.uuid
             }
-            ours -= named | self._under_way()
+            ours -= named | self._under_way(named)
         for name in ours:
             del self.store[name]
         if ours:
             self.store.commit()
 
-    def _under_way(self) -> set[str]:
+    def _under_way(self, named: set[str]) -> set[str]:
         """Returns the parts that other threads have committed and may yet publish, as long as the
-        thread lives. A thread that saves again, or stages, is done with the part before."""
-        mine = threading.current_thread()
-        return {
-            name
-            for thread, name in self._unpublished.items()
-            if thread is not mine and thread.is_alive()
-        }
+        thread lives. A thread that saves again is done with the part before. named: parts that an
+        index has, which were published."""
+        for thread, name in list(self._unpublished.items()):
+            if name in named or thread is threading.current_thread() or not thread.is_alive():
+                del self._unpublished[thread]
+        return set(self._unpublished.values())
 
 
 def _inode(path: str) -> int | None:

@@ -9,10 +9,6 @@ from contextlib import contextmanager
 from pmstore.errors import TransactionError
 
 
-class InTheMiddleError(TransactionError):
-    """Says that this thread is in the middle of such a call already. Nothing was done."""
-
-
 class Once:
     """Lets a thread into `with once:` once at a time. A second entry raises: only a signal handler
     or a finalizer comes there. Threads do not keep each other out."""
@@ -22,10 +18,10 @@ class Once:
 
     @contextmanager
     def entered(self, what: str) -> Iterator[None]:
-        """Enters the block for this thread. Raises: InTheMiddleError."""
+        """Enters the block for this thread. Raises: TransactionError."""
         thread = threading.get_ident()
         if thread in self._inside:
-            raise InTheMiddleError(
+            raise TransactionError(
                 f"{what}: this thread is in the middle of another save, which a signal handler or "
                 "a finalizer interrupted: note there that one is wanted, and save at the end of "
                 "the step"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -67,10 +66,3 @@ class Part:
         sources, targets = ([copies.as_bytes(both[i]) for both in large.values()] for i in (0, 1))
         found = bring_home(self.group._core.pool, targets, sources)
         return {number: crcs for number, crcs in zip(large, found, strict=True) if crcs is not None}
-
-    def keep_only(self, numbers: set[int]) -> None:
-        """Deletes all arrays of the part but these."""
-        for number in range(len(self.arrays)):
-            if number not in numbers:
-                with suppress(KeyError):
-                    del self.group[str(number)]

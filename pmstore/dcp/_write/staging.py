@@ -1,5 +1,5 @@
-"""Copies what `async_save` needs while the program waits: tensors of a state dict, once, into the
-heap of the rank's store, where they become the part."""
+"""Copies what `async_save` needs while the program waits: tensors of a state dict, into memory that
+is used again by each save. From there they are saved as any others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, Protocol, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 from weakref import finalize, ref
 
 import torch
@@ -65,39 +65,31 @@ def _unpin(pins: list[Pin]) -> None:
         pins.pop().close()
 
 
-class Room(Protocol):
-    """Gives memory to staged bytes: a part in a rank's store, or `Memory`."""
-
-    def take(self, nbytes: int) -> tuple[int, int, torch.Tensor]: ...
-
-
 class Memory:
-    """Gives room outside any store, for a save whose folder is not known yet. The room is used
-    again and again: new memory is slower to write to than to copy to."""
+    """The memory of one staged state dict. The next one has the same blocks: new memory is slower
+    to write to than to copy to."""
 
     def __init__(self) -> None:
-        self._all: dict[int, list[torch.Tensor]] = {}
+        self._taken: dict[int, list[torch.Tensor]] = {}
         self._free: dict[int, list[torch.Tensor]] = {}
 
     def begin(self) -> None:
-        """Frees what was taken before: it is not needed any more."""
-        self._free = {size: list(blocks) for size, blocks in self._all.items()}
+        """Frees what was taken before, and lets go of what was not taken again."""
+        self._free, self._taken = self._taken, {}
 
-    def take(self, nbytes: int) -> tuple[int, int, torch.Tensor]:
+    def take(self, nbytes: int) -> torch.Tensor:
+        """Returns so many bytes, of unspecified content."""
         free = self._free.get(nbytes)
-        if free:
-            return 0, 0, free.pop()
-        made = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-        self._all.setdefault(nbytes, []).append(made)
-        return 0, 0, made
+        made = free.pop() if free else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        self._taken.setdefault(nbytes, []).append(made)
+        return made
 
 
 class Staging:
     """One staged state dict, from `stage` to the end of the thread that saves it."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self._places: dict[tuple[int, int], tuple[int, int]] = {}
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._first = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -110,8 +102,9 @@ class Staging:
     def stage(self, state: Mapping[str, Any]) -> Staged:
         """Returns a copy of the state that no later write to the tensors reaches.
 
-        Raises: TypeError: what cannot be saved; StoreFullError.
+        Raises: TypeError: what cannot be saved; RuntimeError: no memory.
         """
+        self._memory.begin()
         content = {key: self._walk(str(key), value) for key, value in state.items()}
         self._pins, unpinned = pin(self._copies)
         try:
@@ -127,14 +120,6 @@ class Staging:
         self._staged = ref(staged)
         finalize(staged, _unpin, self._pins)  # nobody saves it: commits must not wait for that
         return staged
-
-    def find(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Returns where in the room a tensor lies: the number of the array, and the start in it;
-        None: it was not staged."""
-        nbytes = tensor.numel() * tensor.element_size()
-        if not nbytes or not copies.is_plain(tensor):
-            return None
-        return self._places.get((tensor.data_ptr(), nbytes))
 
     def _begun(self) -> None:
         """Copies what is pinned, at the first look of the thread that saves. An error waits for
@@ -155,8 +140,7 @@ class Staging:
                 _unpin(self._pins)
 
     def require(self) -> None:
-        """Raises what was raised while pinned tensors were copied, if anything was: OSError,
-        StoreFullError."""
+        """Raises what was raised while pinned tensors were copied, if anything was."""
         if self._error is not None:
             raise self._error
 
@@ -233,9 +217,7 @@ class Staging:
         return self._without_memory[dtype]
 
     def _place(self, made: torch.Tensor) -> None:
-        """Moves what a copy will be into the room. Raises: StoreFullError."""
-        nbytes = copies.size_of(made)
-        number, start, data = self._room.take(nbytes)
+        """Gives what a copy will be its memory. Raises: RuntimeError: there is none."""
+        data = self._memory.take(copies.size_of(made))
         there = copies.from_bytes(data, made.dtype, made.shape)
         made.set_(there.untyped_storage(), there.storage_offset(), there.shape, there.stride())
-        self._places[made.data_ptr(), nbytes] = (number, start)

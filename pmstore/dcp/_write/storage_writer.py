@@ -9,6 +9,7 @@ import uuid
 import warnings
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,14 +23,16 @@ from pmstore._engine.constants import DOMAINS
 from pmstore.dcp._format import folder_layout
 from pmstore.dcp._write.publication import forget_ranks, publish
 from pmstore.dcp._write.rank_store import RankStore
-from pmstore.dcp._write.reentrancy import InTheMiddleError, Once
+from pmstore.dcp._write.reentrancy import Once
 from pmstore.dcp._write.staging import PROCESS, Memory, Staging
-from pmstore.errors import PmstoreError, TransactionError
+from pmstore.errors import TransactionError
 from pmstore.opening import Domain
 
 TESTED_TORCH = (2, 6)
 """The oldest torch that this was tried with."""
 _warned: list[str] = []
+_stagings: WeakValueDictionary[str, Staging] = WeakValueDictionary()
+"""What was staged last, by the folder."""
 _INSTEAD = "give a folder that all ranks see"
 
 
@@ -66,7 +69,7 @@ class StoreWriter(StorageWriter, AsyncStager):
 
     When `save` returns, and when the future of `async_save` has a result, the checkpoint is durable
     as far as the domain goes. `async_save` returns when no write to the tensors can reach the
-    checkpoint any more: they are copied into the heap once. Tensors of a run that is attached in
+    checkpoint any more: they are copied. Tensors of a run that is attached in
     this process are not copied meanwhile, where they are what the run last committed; closing the
     run's store waits until they are. One save of a folder goes on at a time: a further one waits
     for it.
@@ -92,7 +95,7 @@ class StoreWriter(StorageWriter, AsyncStager):
         self.domain: Domain = domain
         self._store: RankStore | None = None  # kept open
         self._local = threading.local()
-        self._memory: Memory | None = None  # of a writer whose saves go to ever new folders
+        self._memory = Memory()  # of what `stage` copies
         self._staging: Staging | None = None
         self._once = Once()
         self._used = False
@@ -108,37 +111,24 @@ class StoreWriter(StorageWriter, AsyncStager):
             handler calls it in the middle of another save.
         """
         with self._once.entered(self.checkpoint_id):
-            if self._staging is not None:
-                self._staging.wait()
-            if self._memory is None:
-                try:
-                    return self._stage_in_heap(state_dict)
-                except InTheMiddleError:
-                    raise
-                except (PmstoreError, OSError):
-                    pass  # told by the save itself, to all ranks: else others would wait for it
-            memory = self._memory or Memory()
-            memory.begin()
-            self._staging = Staging(memory)
-            return self._staging.stage(state_dict)
+            self._wait(self.checkpoint_id)
+            self._staging = staging = Staging(self._memory)
+            _stagings[os.path.realpath(self.checkpoint_id)] = staging
+            return staging.stage(state_dict)
 
     def synchronize_staging(self) -> None:
         """Does nothing: `stage` returns when all is staged."""
 
-    def _stage_in_heap(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        store = self._open(self.checkpoint_id, _rank())
-        with store.once.entered(store.folder):
-            self._staging = store.stage()
-            return self._staging.stage(state_dict)
+    def _wait(self, folder: str) -> None:
+        """Waits for the staged save before: of this writer, and the last one to that folder."""
+        for staging in (self._staging, _stagings.get(os.path.realpath(folder))):
+            if staging is not None:
+                staging.wait()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a new save. checkpoint_id: its folder; None: the folder of the save before."""
         if checkpoint_id is not None:
-            place = folder_layout.path_of(checkpoint_id, _INSTEAD)
-            if os.path.realpath(place) != os.path.realpath(self.checkpoint_id) and self._used:
-                # The next one's folder will not be known when it is staged, either.
-                self._memory = self._memory or Memory()
-            self.checkpoint_id = place
+            self.checkpoint_id = folder_layout.path_of(checkpoint_id, _INSTEAD)
         self._local.told = _Told(self.checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
@@ -164,8 +154,10 @@ class StoreWriter(StorageWriter, AsyncStager):
         writer was used before, and not told of a new save; StoreLockedError: another process writes
         to the rank's store; as `pmstore.open`."""
         told, rank = self._told(), kwargs.get("rank")
-        store = self._open(told.folder, _rank() if rank is None else rank)
-        store.wait()
+        self._wait(told.folder)
+        store = self._store = RankStore.of(
+            told.folder, _rank() if rank is None else rank, self.domain
+        )
         self._local.save = _Save(told, kwargs.get("use_collectives", True), store)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -212,16 +204,13 @@ class StoreWriter(StorageWriter, AsyncStager):
 
     # ---- its own ----
 
-    def _open(self, folder: str, rank: int) -> RankStore:
-        self._store = RankStore.of(folder, rank, self.domain)
-        return self._store
-
     def close(self) -> None:
         """Waits for a save under way, and gives the rank's store up if no other writer of this
         process has it. The writer may be used again."""
         if self._staging is not None:
             self._staging.wait()
-        self._staging = self._store = self._memory = None
+        self._staging = self._store = None
+        self._memory = Memory()
         self._local = threading.local()
 
     def __reduce__(self) -> NoReturn:
