@@ -51,8 +51,8 @@ BOUND = (
     "here: both do what this machine's memory does"
 )
 FIRST = (
-    "the slots of a run lie side by side, in a part of the file that grew for them; the file's "
-    "first part, 16 MiB and more, is free beside a state of 38 MB"
+    "the slots take twice the state. The rest does not grow with it: the first part of the file, "
+    "10 MB of it for other data, and in domain file the journal's first ring, 8 MiB"
 )
 SPINS = (
     "torch's worker thread spins after each of its steps (5 to 10 ms here; not with "
@@ -104,8 +104,10 @@ class Attached:
             parameter.grad = None  # those that are there at `attach` would be kept, too
         self.optimizer = make(parameters)
         self.run = pmstore.torch.attach(self.store, optimizer=self.optimizer)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+        with self.run.next_step():  # those that are there before the first step are kept, too
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.optimizer.step()
         self.path = folder / "run.pm"
         self.commits: list[float] = []
 

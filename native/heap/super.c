@@ -123,7 +123,9 @@ int pms_super_plan_growth(struct pms_superblock *super, uint64_t data_bytes,
 {
     uint64_t most = super->max_bytes && super->max_bytes < FILE_MAX ? super->max_bytes : FILE_MAX;
     uint64_t asked = data_bytes < FILE_MAX ? data_bytes : FILE_MAX;
-    uint64_t pages = pms_page_up(asked + 2 * PMS_HUGE) / PMS_PAGE;
+    /* where data starts at such a boundary no room is lost to a block's */
+    uint64_t spare = asked < HUGE_SEGMENT ? 2 * PMS_HUGE : 0;
+    uint64_t pages = pms_page_up(asked + spare) / PMS_PAGE;
     uint64_t share = super->file_bytes / GROWTH_SHARE / 2 / PMS_PAGE;
     struct pms_segment s;
     place(super, &s, super->file_bytes, pages > share ? pages : share);

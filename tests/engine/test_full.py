@@ -206,3 +206,14 @@ def test_slots_are_thin_wherever_they_come_from(shm: Path, domain: Any) -> None:
     with pmstore.open(made) as store:
         assert (store.slots("both", in_place=True, shape=size, dtype="u1").current == 3).all()
     assert on_disk(made) > 6 * size
+
+
+def test_a_file_grows_for_slots_by_no_more_than_they_take(shm: Path, domain: Any) -> None:
+    size = 36 << 20
+    with pmstore.open(shm / "s.pm", size="16MiB", domain=domain) as store:
+        before = on_disk(shm / "s.pm")
+        w = store.slots("w", size, "u1")
+        w.next[:] = 1
+        w.flip()
+        store.commit()
+        assert on_disk(shm / "s.pm") < before + 2 * size + (3 << 20)
