@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +83,31 @@ def _fits(here: Array, array: Array) -> bool:
     )
 
 
+def refill(here: Any, value: Any) -> bool:
+    """Puts what the value holds into the collection or array that is here: others may hold it too.
+    False: it cannot hold that, and nothing has happened."""
+    kind = type(here)
+    if kind is not type(value) and (kind, type(value)) != (defaultdict, dict):  # as it is stored
+        return False
+    if kind is list or kind is bytearray:
+        here[:] = value
+    elif kind is deque and here.maxlen == value.maxlen:
+        here.clear()
+        here.extend(value)
+    elif kind in (dict, OrderedDict, Counter, defaultdict, set):
+        here.clear()
+        here.update(value)
+    elif kind in _ARRAYS and here.shape == value.shape and here.dtype == value.dtype:
+        try:
+            with torch.inference_mode():  # its tensors, and leaves, are written to as others are
+                here[...] = value
+        except (RuntimeError, ValueError):  # it is expanded, or for reading: nothing was written
+            return False
+    else:
+        return False
+    return True
+
+
 class Structure:
     """A nested structure of plain values and arrays under one group of the store.
 
@@ -100,14 +126,14 @@ class Structure:
     def stored(self) -> bool:
         return f"{self.path}/value" in self._store
 
-    def write(self, state: Any) -> None:
-        """Writes the structure; pending until the next commit.
+    def write(self, state: Any, *, exact: bool = False) -> None:
+        """Writes the structure; pending until the next commit. exact: see `structure.split`.
 
         Raises:
             TypeError: it holds something that is not data.
             StoreFullError: nothing of the array or value at hand was written.
         """
-        encoded, arrays = encode(state, _ARRAYS)
+        encoded, arrays = encode(state, _ARRAYS, exact=exact)
         held, self._arrays = self._held(), None
         known = self._put(arrays, held)
         while len(held) > len(arrays):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter, OrderedDict, defaultdict, deque
-from enum import Enum
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,11 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from pmstore._engine._binding import Watch, same_bytes
+from pmstore.objects.structure import COLLECTIONS, encode, has_factory, is_leaf, is_namedtuple
 from pmstore.torch._random.defaults import bits_of
 from pmstore.torch._state.stateful import is_stateful
 from pmstore.torch.changes import Question, all_of, sample_of
+from pmstore.torch.kept_structure import refill
 from pmstore.torch.run_errors import AttachError
 
 MOST_BYTES = 1 << 20
@@ -32,12 +33,12 @@ _MOST_ITEMS = 4096
 _MOST_OBJECTS = 64
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _ARRAYS = (np.ndarray, torch.Tensor)
-_COLLECTIONS = (Counter, OrderedDict, defaultdict, deque, set, frozenset)
-"""Whose items are compared as bytes."""
+_WATCHED = (list, tuple, dict)
+"""Collections that a `Watch` looks at. Of other ones the items are compared as bytes."""
 _LARGE = MOST_BYTES + 1
 """The size of what is not measured."""
-_MEMBER_BYTES = 64
-"""Of a member of an enumeration, about."""
+_LEAF_BYTES = 64
+"""Of a value that is no number or text, about."""
 _GONE = object()
 
 
@@ -186,7 +187,7 @@ class _Entry:
         self.tables = [one for one in parts if type(one) in (list, dict)]
         self._watch = Watch(self.tables, [], [], 0) if self.tables else None
         self.kept: Any = _GONE
-        self._coded = not set(_COLLECTIONS).isdisjoint(map(type, parts))
+        self._coded = any(map(_is_coded, parts))
         self.bits: bytes | None = None
         self.arrays: list[tuple[Any, Any]] = []  # with their copies
         self.samples: list[tuple[Any, Any]] = []  # of what is large
@@ -316,9 +317,11 @@ def _size(value: Any) -> int | None:
             size += 8
         elif issubclass(kind, np.generic):
             size += one.nbytes
-        elif issubclass(kind, Enum):
-            size += _MEMBER_BYTES
+        elif is_leaf(one):
+            size += _LEAF_BYTES
             coded = True
+        elif kind is bytearray:
+            size += len(one)
         elif kind is np.ndarray:
             if one.dtype.hasobject or isinstance(one.base, np.memmap):
                 return None
@@ -327,27 +330,30 @@ def _size(value: Any) -> int | None:
             if one.requires_grad or one.layout is not torch.strided:
                 return None
             size += one.nbytes if one.device.type == "cpu" else _LARGE
-        elif kind is list or kind is tuple or kind is dict:
+        elif kind in COLLECTIONS or is_namedtuple(kind):
             left -= len(one)
             if left < 0:
                 return _LARGE
-            if kind is dict and not all(type(key) in _PLAIN for key in one):
-                return None
-            waiting += one.values() if kind is dict else one
-        elif kind in _COLLECTIONS and (kind is not defaultdict or one is value):
-            left -= len(one)
-            if left < 0:
-                return _LARGE
-            coded = True
-            waiting += one.values() if isinstance(one, dict) else one
+            if isinstance(one, dict):
+                coded = coded or not all(type(key) in _PLAIN for key in one)
+                waiting += one.values()
+            else:
+                waiting += one
+            coded = coded or kind not in _WATCHED
         else:
             return None
     if coded:
+        plain = dict(value) if type(value) is defaultdict and has_factory(value) else value
         try:
-            bits_of(value)
-        except (TypeError, ValueError):  # a key, or what makes a missing item, is no data
+            encode(plain, exact=True)
+        except (TypeError, ValueError):  # a key is no data, or it would come back as another type
             return None
     return size
+
+
+def _is_coded(value: Any) -> bool:
+    kind = type(value)
+    return (kind in COLLECTIONS and kind not in _WATCHED) or is_namedtuple(kind)
 
 
 def _parts(value: Any) -> list[Any]:
@@ -370,25 +376,5 @@ def _put(holder: Any, name: str, value: Any) -> None:
         if held is not _GONE:
             delattr(holder, name)
         return
-    if isinstance(held, defaultdict) and isinstance(value, dict):  # stored without its factory
-        held.clear()
-        held.update(copy.deepcopy(value))
-        return
-    if type(held) is type(value):
-        if _same(held, value):
-            return
-        if isinstance(held, list):
-            held[:] = copy.deepcopy(value)
-            return
-        if isinstance(held, (dict, set)):
-            held.clear()
-            held.update(copy.deepcopy(value))
-            return
-        if isinstance(held, deque):
-            held.clear()
-            held.extend(copy.deepcopy(value))
-            return
-        if isinstance(held, _ARRAYS) and held.shape == value.shape and held.dtype == value.dtype:
-            held[...] = value
-            return
-    setattr(holder, name, copy.deepcopy(value))
+    if held is _GONE or not (_same(held, value) or refill(held, copy.deepcopy(value))):
+        setattr(holder, name, copy.deepcopy(value))
