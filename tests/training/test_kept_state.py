@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 from training import assert_same, contents
 
 import pmstore
 from pmstore.objects.structure import encode
-from pmstore.torch import ChangedError, Resume, Run, attach
+from pmstore.torch import AttachError, ChangedError, Resume, Run, attach
 from pmstore.torch._random.search import as_generator
 
 Step = Callable[[int], None]
@@ -810,3 +810,58 @@ def test_a_member_of_an_enumeration_in_a_data_set_comes_back_as_itself(path: Pat
                     rows.stage = Stage.LATER
                     rows.past.append(Stage.LATER)
             run.detach()
+
+
+class Curriculum(torch.utils.data.Dataset[torch.Tensor]):
+    """Has more parts from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.parts = [[torch.full((3,), 4.0 * part + at) for at in range(4)] for part in range(3)]
+        self.active: list[Any] = [Subset(self.parts[0], range(4))]  # type: ignore[arg-type]
+
+    def choose(self, epoch: int) -> None:
+        self.active = [Subset(one, range(4)) for one in self.parts[: epoch + 1]]  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return 4 * len(self.active)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.active[index // 4][index % 4]  # type: ignore[no-any-return]
+
+
+def rows_of(path: Path, rows: Any, kill: int, *, append: bool = False) -> list[Any]:
+    """The epoch and the first number of each batch, until a batch is trained on so often."""
+    seen: list[Any] = []
+    model = nn.Linear(3, 1)
+    with suppress(Kill), pmstore.open(path) as store:
+        run = attach(store, model=model, loader=DataLoader(rows, batch_size=2), policy=None)
+        for epoch in run.epochs(3):
+            if isinstance(rows, Curriculum):
+                rows.choose(int(epoch))
+            for batch in epoch:
+                model(batch)
+                if len(seen) == kill:
+                    raise Kill
+                seen.append((int(epoch), batch[0, 0].item()))
+            if append and epoch == 0:
+                rows.datasets.append(Curriculum())
+                rows.cumulative_sizes = rows.cumsum(rows.datasets)
+            if len(seen) == kill:
+                run.commit()
+                raise Kill
+        run.detach()
+    return seen
+
+
+@pytest.mark.parametrize("kill", [2, 3, 6, 7])
+def test_data_sets_that_each_epoch_chooses(path: Path, kill: int) -> None:
+    whole = rows_of(path.with_name("whole.pm"), Curriculum(), -1)
+    assert rows_of(path, Curriculum(), kill) + rows_of(path, Curriculum(), -1) == whole
+
+
+@pytest.mark.parametrize("kill", [2, 4, 6])
+def test_data_sets_that_were_added_have_to_be_there_at_a_resume(path: Path, kill: int) -> None:
+    rows_of(path, ConcatDataset([Curriculum()]), kill, append=True)
+    told = r"dataset\.datasets held 2 data sets at the last commit, and holds 1 now.*before attach"
+    with pytest.raises(AttachError, match=told):
+        rows_of(path, ConcatDataset([Curriculum()]), -1)

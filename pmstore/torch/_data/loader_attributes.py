@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -63,10 +64,13 @@ def objects_of(roots: dict[str, Any]) -> dict[str, Any]:
             level += [
                 (f"{place}.{name}" if held is part else f"{place}.{name}[{at}]", part)
                 for at, part in enumerate(parts[:_MOST_OBJECTS])
-                if isinstance(part, (Dataset, Sampler))
-                and type(getattr(part, "__dict__", None)) is dict
+                if _is_set(part) and type(getattr(part, "__dict__", None)) is dict
             ]
     return found
+
+
+def _is_set(one: Any) -> bool:
+    return isinstance(one, (Dataset, Sampler))
 
 
 class StateOf:
@@ -90,6 +94,63 @@ class StateOf:
 
 Key = tuple[str, str]
 """The place of an object, and the name of an attribute."""
+
+
+class SetsHeld:
+    """How many data sets or samplers the lists of others have, where that is another number than at
+    attach. They are the program's, and cannot be made again from a store."""
+
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self._objects = objects
+        self._first = {place: (held, [*held]) for place, held in self._held()}
+        self._wanted: dict[str, int] | None = None  # of the last state that was set
+
+    def _held(self) -> Iterator[tuple[str, Any]]:
+        for place, one in self._objects.items():
+            for name, held in list(vars(one).items()):
+                if type(held) in (list, tuple) and any(map(_is_set, held[:_MOST_OBJECTS])):
+                    yield f"{place}.{name}", held
+
+    def __bool__(self) -> bool:
+        return bool(self._first)
+
+    def get_state(self) -> dict[str, int]:
+        counts = {place: len(held) for place, held in self._held() if place in self._first}
+        return {place: n for place, n in counts.items() if n != len(self._first[place][1])}
+
+    def set_state(self, state: dict[str, int], /) -> None:
+        self._wanted = state
+
+    def asked(self, state: dict[str, int]) -> list[Question]:
+        """See `Found`."""
+        tables: list[Any] = [vars(one) for one in self._objects.values()]
+        tables += [held for _, held in self._held() if type(held) is list]
+        return all_of((Watch(tables, [], [], 0),))
+
+    def check(self, *, begun: bool) -> None:
+        """An epoch is opened. begun: it had begun before that state. Else what the program has done
+        in its head counts.
+
+        Raises: AttachError: the numbers are others than in the state that was set.
+        """
+        wanted, now = self._wanted, dict(self._held())
+        if wanted is None:
+            return
+        for place, (held, items) in self._first.items():
+            here, count = now.get(place, ()), wanted.get(place, len(items))
+            as_made = here is held and [*map(id, here)] == [*map(id, items)]
+            if len(here) != count and (begun or as_made):
+                raise AttachError(
+                    f"{place} held {count} data sets at the last commit, and holds {len(here)} "
+                    "now. Which data sets there are is the program's, and is not kept: make all of "
+                    "them before attach, and choose among them by an attribute that is a number, "
+                    "which is kept, or choose anew at the beginning of each epoch"
+                )
+        if not begun:
+            self._wanted = None
+
+    def seed(self, seed: int) -> None:
+        """They are in no worker."""
 
 
 class Attributes:
