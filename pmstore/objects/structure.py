@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum, EnumMeta, Flag, IntFlag
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -94,18 +95,19 @@ class LossyError(TypeError):
         self.why = why
 
 
+@lru_cache(4096)
 def is_namedtuple(kind: type) -> bool:
     """Whether it is a class of named tuples."""
     return issubclass(kind, tuple) and type(getattr(kind, "_fields", None)) is tuple
 
 
-def is_leaf(item: Any) -> bool:
-    """Whether it is data of a type that holds no other data, and cannot change."""
-    kind = type(item)
+@lru_cache(4096)
+def is_leaf(kind: type) -> bool:
+    """Whether it is a type of data that holds no other data, and cannot change."""
     return (
         (kind in values.LEAVES and kind is not bytearray)
         or (kind in _PARTS_OF and kind not in COLLECTIONS)
-        or isinstance(item, (np.generic, Enum))
+        or issubclass(kind, (np.generic, Enum))
         or (kind.__module__ == "torch" and kind.__name__ in _OF_TORCH)
     )
 

@@ -865,3 +865,44 @@ def test_data_sets_that_were_added_have_to_be_there_at_a_resume(path: Path, kill
     told = r"dataset\.datasets held 2 data sets at the last commit, and holds 1 now.*before attach"
     with pytest.raises(AttachError, match=told):
         rows_of(path, ConcatDataset([Curriculum()]), -1)
+
+
+class Averaged(nn.Module):
+    """Has a buffer that gets its first value, and its shape, in a forward."""
+
+    def __init__(self, first: torch.Tensor | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.register_buffer("mean", first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        now = x.detach().mean(0)
+        known = self.mean is not None and self.mean.numel()
+        self.mean = self.mean * 0.5 + now if known else now
+        return self.layer(x + self.mean)  # type: ignore[no-any-return]
+
+
+def averaged() -> tuple[dict[str, Any], Step]:
+    model = nn.Sequential(Averaged(torch.empty(0)))
+
+    def step(number: int) -> None:
+        model.zero_grad()
+        model(torch.randn(5, 3)).sum().backward()
+
+    return {"model": model}, step
+
+
+def test_a_buffer_that_begins_empty(tmp_path: Path) -> None:
+    whole = life(tmp_path / "whole.pm", averaged, 6)
+    assert_same(life(tmp_path / "pieces.pm", averaged, 1, 2, 4, 6, back=3), whole)
+
+
+def test_a_buffer_that_begins_as_none_is_refused_with_what_to_write(path: Path) -> None:
+    model = nn.Sequential(Averaged(None))
+    told = r"in place of None write register_buffer\('mean', torch.empty\(0\)\)"
+    with pytest.raises(AttachError, match=told) as error, pmstore.open(path) as store:
+        run = attach(store, model=model)
+        with run.next_step():
+            model(torch.ones(2, 3))
+        run.commit()
+    assert "add layers" not in str(error.value)

@@ -97,8 +97,12 @@ class Source:
         self.attributes: Attributes | None = Attributes(others) if others else None
         if self.attributes is not None:
             self._own.append(Found(ATTRIBUTES, self.attributes, ATTRIBUTES))
-        self._sets = SetsHeld(others)
-        if self._sets:
+        lists: set[str] = set()
+        for place in kept:
+            if place[-1] == "]":
+                lists.add(place.rpartition("[")[0])
+        self._sets = SetsHeld(others, lists) if lists else None
+        if self._sets is not None:
             self._own.append(Found("data sets", self._sets, ATTRIBUTES))
         self.generators: list[Found] = []
         self.look()
@@ -135,7 +139,8 @@ class Source:
     def begin(self, position: Position) -> tuple[Iterator[Any], dict[str, Any]]:
         """The batches of a new epoch, and its start."""
         self.follow()
-        self._sets.check(begun=False)
+        if self._sets is not None:
+            self._sets.check(begun=False)
         start = rng.capture(self.generators)
         self.data_epoch = position.data_epoch
         return self.open(0, start), start
@@ -164,7 +169,8 @@ class Source:
         assert position.start is not None
         self.data_epoch = position.data_epoch
         rng.restore(position.start, self.generators)
-        self._sets.check(begun=True)
+        if self._sets is not None:
+            self._sets.check(begun=True)
         return self.open(position.batch, position.start)
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:

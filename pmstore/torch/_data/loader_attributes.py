@@ -36,6 +36,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _ARRAYS = (np.ndarray, torch.Tensor)
 _WATCHED = (list, tuple, dict)
 """Collections that a `Watch` looks at. Of other ones the items are compared as bytes."""
+_SIMPLE = {*_PLAIN, *_ARRAYS, *_WATCHED}
 _LARGE = MOST_BYTES + 1
 """The size of what is not measured."""
 _LEAF_BYTES = 64
@@ -64,13 +65,10 @@ def objects_of(roots: dict[str, Any]) -> dict[str, Any]:
             level += [
                 (f"{place}.{name}" if held is part else f"{place}.{name}[{at}]", part)
                 for at, part in enumerate(parts[:_MOST_OBJECTS])
-                if _is_set(part) and type(getattr(part, "__dict__", None)) is dict
+                if isinstance(part, (Dataset, Sampler))
+                and type(getattr(part, "__dict__", None)) is dict
             ]
     return found
-
-
-def _is_set(one: Any) -> bool:
-    return isinstance(one, (Dataset, Sampler))
 
 
 class StateOf:
@@ -100,23 +98,22 @@ class SetsHeld:
     """How many data sets or samplers the lists of others have, where that is another number than at
     attach. They are the program's, and cannot be made again from a store."""
 
-    def __init__(self, objects: dict[str, Any]) -> None:
+    def __init__(self, objects: dict[str, Any], lists: set[str]) -> None:
+        """lists: their places."""
         self._objects = objects
+        self._lists = lists
         self._first = {place: (held, [*held]) for place, held in self._held()}
         self._wanted: dict[str, int] | None = None  # of the last state that was set
 
     def _held(self) -> Iterator[tuple[str, Any]]:
         for place, one in self._objects.items():
             for name, held in list(vars(one).items()):
-                if type(held) in (list, tuple) and any(map(_is_set, held[:_MOST_OBJECTS])):
+                if f"{place}.{name}" in self._lists and type(held) in (list, tuple):
                     yield f"{place}.{name}", held
 
-    def __bool__(self) -> bool:
-        return bool(self._first)
-
     def get_state(self) -> dict[str, int]:
-        counts = {place: len(held) for place, held in self._held() if place in self._first}
-        return {place: n for place, n in counts.items() if n != len(self._first[place][1])}
+        counts = ((place, len(held)) for place, held in self._held())
+        return {place: n for place, n in counts if n != len(self._first[place][1])}
 
     def set_state(self, state: dict[str, int], /) -> None:
         self._wanted = state
@@ -248,7 +245,7 @@ class _Entry:
         self.tables = [one for one in parts if type(one) in (list, dict)]
         self._watch = Watch(self.tables, [], [], 0) if self.tables else None
         self.kept: Any = _GONE
-        self._coded = any(map(_is_coded, parts))
+        self._coded = any(map(_is_coded, {*map(type, parts)} - _SIMPLE))
         self.bits: bytes | None = None
         self.arrays: list[tuple[Any, Any]] = []  # with their copies
         self.samples: list[tuple[Any, Any]] = []  # of what is large
@@ -378,7 +375,7 @@ def _size(value: Any) -> int | None:
             size += 8
         elif issubclass(kind, np.generic):
             size += one.nbytes
-        elif is_leaf(one):
+        elif is_leaf(kind):
             size += _LEAF_BYTES
             coded = True
         elif kind is bytearray:
@@ -412,8 +409,7 @@ def _size(value: Any) -> int | None:
     return size
 
 
-def _is_coded(value: Any) -> bool:
-    kind = type(value)
+def _is_coded(kind: type) -> bool:
     return (kind in COLLECTIONS and kind not in _WATCHED) or is_namedtuple(kind)
 
 

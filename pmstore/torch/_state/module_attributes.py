@@ -157,7 +157,7 @@ def _some_bytes(value: Any) -> bytes | None:
 
 def _may_be_data(value: Any) -> bool:
     kind = type(value)
-    return kind in (*COLLECTIONS, *_ARRAYS) or is_leaf(value) or is_namedtuple(kind)
+    return kind in COLLECTIONS or kind in _ARRAYS or is_leaf(kind) or is_namedtuple(kind)
 
 
 def _data(value: Any, given: Any = None) -> Data | None:

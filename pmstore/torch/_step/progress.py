@@ -290,7 +290,9 @@ class RunState:
         self.stored = self._part.stored
         ours = {**self._written, id(self.values): self.values}
         _become(self.values, self._part.read() if self.stored else {}, ours)
-        self._written = {id(one): one for _, one in _objects(self.values, "")}
+        self._written = {}
+        for _, one in _objects(self.values, ""):
+            self._written[id(one)] = one
 
 
 _ARRAYS = (np.ndarray, torch.Tensor, torch.nn.Parameter)
