@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import enum
 import warnings
@@ -17,7 +18,7 @@ import torch
 
 import pmstore
 from pmstore.objects.structure import LossyError, join, split
-from pmstore.torch.kept_structure import Structure, raw_bytes
+from pmstore.torch.kept_structure import Structure, become, objects_in, raw_bytes
 
 
 class Level(enum.IntEnum):
@@ -130,6 +131,19 @@ def test_what_becomes_plain_is_refused_where_all_has_to_be_exact(given: Any) -> 
     assert type(back[0]) is type(given).__mro__[1]
     with pytest.raises(LossyError, match=r"at \[0\]: .* (keep str\(value\)|defaultdict\(int\))"):
         split([given], exact=True)
+
+
+def test_a_structure_becomes_another_in_the_objects_that_are_ours() -> None:
+    here = {"a": ([1], Point(deque([[2]]), {3})), "b": [4], "c": [5]}
+    ours = {id(one): one for _, one in objects_in(here)}
+    row, inner, members, mine = here["a"][0], here["a"][1].x[0], here["a"][1].y, [6]  # type: ignore[attr-defined, index]
+    here["b"], here["c"] = here["c"], mine
+    wanted = {"a": ([7], Point(deque([[8]]), {9})), "b": [10], "c": [11]}
+    assert become(here, copy.deepcopy(wanted), ours) is here
+    assert here == wanted
+    assert (row, inner, members, mine) == ([7], [8], {9}, [6])
+    assert here["a"][0] is row
+    assert type(here["a"][1]) is Point
 
 
 def test_a_state_that_contains_itself_is_refused() -> None:

@@ -293,7 +293,35 @@ def seed_sequences() -> tuple[dict[str, Any], Step]:
     }, step
 
 
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.recent: deque[int] = deque(maxlen=3)
+        self.alias = self.recent
+        self.nested: Any = {"a": [[1]], "b": ([], deque())}
+        self.first, self.second = [0], [1]
+
+
+def collections_that_others_hold() -> tuple[dict[str, Any], Step]:
+    """The program holds what lies in them, and puts one in the place of another."""
+    model, given = Holding(), [7]
+    inner, of_tuple = model.nested["a"][0], model.nested["b"][1]
+
+    def step(number: int) -> None:
+        assert model.alias is model.recent
+        assert given == [7]
+        for one in (inner, of_tuple, model.alias):
+            one.append(number)
+        model.second.append(number)
+        if number == 7:
+            model.first, model.second = model.second, given
+
+    return {"model": model}, step
+
+
 PROGRAMS = [
+    collections_that_others_hold,
     hidden_states_of_modules,
     seed_sequences,
     attributes_of_modules,

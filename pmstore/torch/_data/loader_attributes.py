@@ -22,7 +22,7 @@ from pmstore.objects.structure import COLLECTIONS, encode, has_factory, is_leaf,
 from pmstore.torch._random.defaults import bits_of
 from pmstore.torch._state.stateful import is_stateful
 from pmstore.torch.changes import Question, all_of, sample_of
-from pmstore.torch.kept_structure import refill
+from pmstore.torch.kept_structure import become
 from pmstore.torch.run_errors import AttachError
 
 MOST_BYTES = 1 << 20
@@ -214,6 +214,9 @@ class Attributes:
 
     def set_state(self, state: dict[str, dict[str, Any]], /) -> None:
         """Those of which there is no state are as they were at attach; what is lost stays."""
+        ours: dict[int, Any] = {}
+        for entry in self._look.entries.values():
+            ours[id(entry.value)] = entry.value
         self.get_state()  # what has changed
         if not (self._changed or state):
             return
@@ -221,7 +224,7 @@ class Attributes:
         for key in (self._changed | given.keys()) - self.lost:
             value = given.get(key, self._first.get(key, _GONE))
             if key[0] in self._objects and (value is not _GONE or key not in self._names):
-                _put(self._objects[key[0]], key[1], value)
+                _put(self._objects[key[0]], key[1], value, ours)
         self._look = _Look(self._objects)
         self._take(set(given))
 
@@ -275,16 +278,17 @@ class _Look:
     """What attributes hold that is data.
 
     Attributes:
-        values: copies of what is small, by places and names.
+        entries: all of them, by places and names.
+        values: copies of what is small.
         large: what is not; it is watched for changes.
         watch: sees whether all are the objects that they were.
     """
 
     def __init__(self, objects: dict[str, Any], before: _Look | None = None) -> None:
         """before: what has not changed since is taken from there."""
-        known: dict[Key, _Entry] = before._entries if before is not None else {}
-        self._entries: dict[Key, _Entry] = {}
-        entries = self._entries
+        known: dict[Key, _Entry] = before.entries if before is not None else {}
+        self.entries: dict[Key, _Entry] = {}
+        entries = self.entries
         for place, one in objects.items():
             for name, value in list(vars(one).items()):
                 entry = known.get((place, name))
@@ -334,10 +338,10 @@ class _Look:
                 found.add(key)
         if found:
             for key in found:
-                self._entries[key].keep()
-                self.values[key] = self._entries[key].kept
+                self.entries[key].keep()
+                self.values[key] = self.entries[key].kept
             self._arrays = [
-                (key, *pair) for key, entry in self._entries.items() for pair in entry.arrays
+                (key, *pair) for key, entry in self.entries.items() for pair in entry.arrays
             ]
         for key, one, sample in self._samples:
             if sample_of(one) != sample:
@@ -346,7 +350,7 @@ class _Look:
 
     def differences(self, now: _Look) -> set[Key]:
         """Those that a later look has found to be others."""
-        ours, theirs = self._entries, now._entries
+        ours, theirs = self.entries, now.entries
         found: set[Key] = set()
         for key in ours.keys() | theirs.keys():
             one, other = ours.get(key), theirs.get(key)
@@ -424,8 +428,9 @@ def _parts(value: Any) -> list[Any]:
     return parts
 
 
-def _put(holder: Any, name: str, value: Any) -> None:
-    """The value, in the object that is there, if it can be: others may hold it too."""
+def _put(holder: Any, name: str, value: Any, ours: dict[int, Any]) -> None:
+    """The value, in the object that is there, if it can be: others may hold it too. ours: see
+    `become`."""
     held = vars(holder).get(name, _GONE)
     if held is not _GONE and _size(held) is None:
         return  # an object that was made since: a generator, a file
@@ -433,5 +438,5 @@ def _put(holder: Any, name: str, value: Any) -> None:
         if held is not _GONE:
             delattr(holder, name)
         return
-    if held is _GONE or not (_same(held, value) or refill(held, copy.deepcopy(value))):
-        setattr(holder, name, copy.deepcopy(value))
+    if not _same(held, value):
+        setattr(holder, name, become(held, copy.deepcopy(value), ours))

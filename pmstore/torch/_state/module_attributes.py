@@ -29,12 +29,12 @@ from pmstore.objects.structure import (
     join,
     split,
 )
-from pmstore.torch._random.defaults import set_states, states_of
+from pmstore.torch._random.defaults import bits_of, set_states, states_of
 from pmstore.torch._random.search import OF_MODULES, Found, Holder, find_in_modules
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
 from pmstore.torch.changes import OTHERS, SAME, VALUES, sample_of, still
-from pmstore.torch.kept_structure import Structure, raw_bytes, refill
+from pmstore.torch.kept_structure import Structure, become, objects_in, raw_bytes
 from pmstore.torch.keys import full_name
 
 _FRAMEWORKS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
@@ -181,13 +181,6 @@ def _data(value: Any, given: Any = None) -> Data | None:
     return Data(encoded, arrays) if all(map(_is_plain, arrays)) else None
 
 
-def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    """Puts the value into the object that is there, if that can take it: others may have it too."""
-    here: Any = table.get(key)
-    if _of_graph(here) or not refill(here, value):
-        table[key] = value
-
-
 class AttributesPart:
     """Keeps them in `<path>`: {"changed": {module: {attribute: [value, given]}}, "arrays": {module:
     {attribute: value}}, "generators": {place: state}}.
@@ -209,6 +202,7 @@ class AttributesPart:
         self._left_alone: dict[Place, _Trace | None] = {}  # too large; None: it was told of
         self._room = 0  # bytes for what is of a graph
         self._changed: dict[Place, Any] = {}
+        self._ours: dict[int, Any] = {}  # what could be changed at the last commit, by its id
         self._arrays: set[Place] = set()  # of what has arrays in it, what is kept
         self._watch: Watch | None = None  # None: nothing is known
         self._tables: dict[str, dict[str, Any]] = {}  # attributes, by the names of modules
@@ -324,10 +318,20 @@ class AttributesPart:
         for (name, key), value in self._changed.items():
             given = self._given_value((name, key))
             changed.setdefault(name, {})[key] = [value, *(() if given is None else given[:1])]
+        self._ours = self._find_ours(self._mutable) if self._mutable else {}
         generators = states_of(self._generators)
         if changed or arrays or generators or self._part.stored:
             self._part.write({"changed": changed, "arrays": arrays, "generators": generators})
         self._watch = known
+
+    def _find_ours(self, places: list[Place]) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for name, key in places:
+            value = self._tables.get(name, {}).get(key)
+            if type(value) in COLLECTIONS or type(value) in _ARRAYS or isinstance(value, tuple):
+                for _, one in objects_in(value):
+                    found[id(one)] = one
+        return found
 
     def _given_value(self, place: Place) -> tuple[Any, bytes] | None:
         return self._given.get(place) if self._given is not None else None
@@ -381,6 +385,7 @@ class AttributesPart:
         watch = self._look()
         if self._given is None:
             self._begin(watch)
+            self._ours = self._find_ours(self._mutable) if self._mutable else {}
         held: Mapping[str, Any] = self._part.read() if self._part.stored else _NOTHING
         self._changed = {
             (name, key): value
@@ -391,19 +396,32 @@ class AttributesPart:
         wanted = dict(self._changed)
         for name, values in held["arrays"].items():
             wanted.update(((name, key), value) for key, value in values.items())
+        ours = {**self._ours}
         for place in [*self._constants, *self._mutable]:
             if place not in wanted:
-                self._take_back(*place)
+                self._take_back(*place, ours)
         for (name, key), value in wanted.items():
             if name in self._tables:
-                _put(self._tables[name], key, copy.deepcopy(value))
+                self._put(name, key, value, ours)
+        places = [*self._mutable, *wanted]
+        self._ours = self._find_ours(places) if places else {}
         set_states(held["generators"], self._generators)
 
-    def _take_back(self, name: str, key: str) -> None:
+    def _put(self, name: str, key: str, value: Any, ours: dict[int, Any]) -> None:
+        table = self._tables[name]
+        here, value = table.get(key), copy.deepcopy(value)
+        if _of_graph(here):
+            table[key] = value
+        elif not (  # else another attribute has it too, and was put there
+            id(here) in self._ours and id(here) not in ours and bits_of(here) == bits_of(value)
+        ):
+            table[key] = become(here, value, ours)
+
+    def _take_back(self, name: str, key: str, ours: dict[int, Any]) -> None:
         table, given = self._tables[name], self._given_value((name, key))
         if given is not None:
             if given[0] is not table[key]:
-                _put(table, key, copy.deepcopy(given[0]))
+                self._put(name, key, given[0], ours)
         elif self._given is not None and (name, key) not in self._given:
             del table[key]
 

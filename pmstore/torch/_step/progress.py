@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections import deque
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from pmstore import Store
 from pmstore.objects.structure import COLLECTIONS
-from pmstore.objects.values import LEAVES
 from pmstore.torch._data.position import Place, Position
-from pmstore.torch.kept_structure import Structure, refill
+from pmstore.torch.kept_structure import Structure, become, objects_in
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
@@ -257,7 +253,7 @@ class RunState:
         Raises: TypeError: a value is not plain data, or would come back as another one.
         """
         try:
-            found = list(_objects(self.values, "run.state"))
+            found = list(objects_in(self.values, "run.state"))
             self._part.write(self.values, exact=True)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -274,7 +270,7 @@ class RunState:
         """Warns, once, of a collection in two places. (An array is rarely changed in place.)"""
         first: dict[int, str] = {}
         for place, one in found:
-            if first.setdefault(id(one), place) != place and type(one) not in _ARRAYS:
+            if first.setdefault(id(one), place) != place and type(one) in COLLECTIONS:
                 self._told = True
                 warnings.warn(
                     f"{first[id(one)]} and {place} hold the same {type(one).__name__}. After a "
@@ -289,43 +285,7 @@ class RunState:
         self._part.forget()
         self.stored = self._part.stored
         ours = {**self._written, id(self.values): self.values}
-        _become(self.values, self._part.read() if self.stored else {}, ours)
+        become(self.values, self._part.read() if self.stored else {}, ours)
         self._written = {}
-        for _, one in _objects(self.values, ""):
+        for _, one in objects_in(self.values, ""):
             self._written[id(one)] = one
-
-
-_ARRAYS = (np.ndarray, torch.Tensor, torch.nn.Parameter)
-
-
-_FLAT = LEAVES - {bytearray}
-
-
-def _objects(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """What can be changed in a value: its collections and arrays, with their places."""
-    kind = type(value)
-    if kind in _ARRAYS or (kind in COLLECTIONS and kind not in (tuple, frozenset)):
-        yield place, value
-    if isinstance(value, dict):
-        for key, one in value.items():
-            if type(one) not in _FLAT:
-                yield from _objects(one, f"{place}[{key!r}]")
-    elif isinstance(value, (list, tuple, deque)):
-        for at, one in enumerate(value):
-            if type(one) not in _FLAT:
-                yield from _objects(one, f"{place}[{at}]")
-
-
-def _become(here: Any, wanted: Any, ours: dict[int, Any]) -> Any:
-    """What is wanted, in the collections and arrays that are here: the program may hold them. Only
-    in those that are ours, which were there at the last commit, and in each once: others are the
-    program's, which has put them here since then. wanted: nobody else holds it."""
-    if type(here) is not type(wanted) or ours.pop(id(here), None) is None:
-        return wanted
-    if isinstance(here, dict):
-        for key in wanted:
-            wanted[key] = _become(here.get(key), wanted[key], ours)
-    elif type(here) is list:
-        for at, one in enumerate(here[: len(wanted)]):
-            wanted[at] = _become(one, wanted[at], ours)
-    return here if refill(here, wanted) else wanted
