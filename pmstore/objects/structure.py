@@ -173,7 +173,7 @@ class _Splitter:
         )
 
     def split(self, item: Any, where: str) -> Any:
-        kind = PLAIN.get(type(item), type(item))
+        kind: Any = PLAIN.get(type(item), type(item))
         if kind in values.LEAVES or isinstance(item, np.generic):
             return item
         if isinstance(item, np.ndarray) or is_tensor(item):
@@ -230,7 +230,7 @@ class _Splitter:
             raise TypeError(f"cannot store the state at {where}: an array is no plain value")
         return made
 
-    def _of_a_class(self, item: Any, kind: type, where: str) -> Any:
+    def _of_a_class(self, item: Any, kind: Any, where: str) -> Any:
         plain = _plain(item)
         name = item.name if isinstance(item, Enum) and item.name in kind.__members__ else None
         member = name is not None or isinstance(item, Flag)  # programs compare members by `is`
@@ -374,8 +374,9 @@ def _member(mark: Mapping[str, Any]) -> Any:
     if not isinstance(name, str) and (name is not None or type(value) is not int):
         raise ValueError("the stored state has a member of an enumeration without a name")
     if isinstance(kind, EnumMeta):
-        if name in kind.__members__:
-            return kind.__members__[name]
+        members: Mapping[Any, Any] = dict(kind.__members__.items())
+        if name in members:
+            return members[name]
         if name is None and issubclass(kind, Flag):
             several = _flags(kind, value)
             if several is not None:

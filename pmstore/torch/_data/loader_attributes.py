@@ -372,7 +372,7 @@ def _size(value: Any) -> int | None:
     size, left, waiting, coded = 0, _MOST_ITEMS, [value], False
     while waiting:
         one = waiting.pop()
-        kind = type(one)
+        kind: Any = type(one)
         if kind is str or kind is bytes:
             size += len(one)
         elif kind in _PLAIN:

@@ -156,7 +156,7 @@ def _some_bytes(value: Any) -> bytes | None:
 
 
 def _may_be_data(value: Any) -> bool:
-    kind = type(value)
+    kind: Any = type(value)
     return kind in COLLECTIONS or kind in _ARRAYS or is_leaf(kind) or is_namedtuple(kind)
 
 
