@@ -2,16 +2,25 @@
 
 A store holds values and, under names of their own, arrays. A state_dict mixes the two, and has
 types a store refuses to guess at. `split` takes it apart: the *skeleton* holds everything a store
-can hold as a value, with marks where an array or a collection of another type was; the arrays come
+can hold as a value, with marks where an array or something of another type was; the arrays come
 beside it. `join` puts it together again. `encode` gives the skeleton as the bytes that are stored.
+
+Nothing of the program runs, and nothing is imported: the store may be anybody's. A mark names a
+type of a short list, or a class of the program (an enumeration, a namedtuple), which is looked for
+in the modules that are imported.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, EnumMeta
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from enum import Enum, EnumMeta, Flag, IntFlag
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -33,95 +42,220 @@ _MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
     "OrderedDict": OrderedDict,
     "Counter": Counter,
 }
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PARTS: dict[str, Callable[[list[Any]], Any]] = {
+    "set": set,
+    "frozenset": frozenset,
+    "Decimal": lambda parts: Decimal(*parts),
+    "Fraction": lambda parts: Fraction(parts[0], parts[1]),
+    "Path": lambda parts: Path(*parts),
+    "range": lambda parts: range(*parts),
+    "slice": lambda parts: slice(*parts),
+}
+"""What is made of its parts alone."""
+_PARTS_OF: dict[type, tuple[str, Callable[[Any], Sequence[Any]]]] = {
+    set: ("set", lambda item: _in_order(item)),
+    frozenset: ("frozenset", lambda item: _in_order(item)),
+    Decimal: ("Decimal", lambda item: [str(item)]),
+    Fraction: ("Fraction", lambda item: [item.numerator, item.denominator]),
+    type(Path()): ("Path", lambda item: [str(item)]),
+    range: ("range", lambda item: [item.start, item.stop, item.step]),
+    slice: ("slice", lambda item: [item.start, item.stop, item.step]),
+}
+_OF_TORCH = ("dtype", "device", "Size")
+_FACTORIES: dict[str, Callable[[], Any]] = {
+    kind.__name__: kind
+    for kind in (
+        *(bool, int, float, complex, str, bytes, bytearray),
+        *(list, tuple, dict, set, frozenset, deque, OrderedDict, Counter),
+    )
+}
+"""Of a defaultdict, which come back. Any other one is code."""
+_KEYS = (bool, int, float, str, bytes, type(None))
 _PLAIN_OF: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,  # of these classes: another one may say `str(item)` of itself
     float: float.__float__,
     str: str.__str__,
     bytes: lambda item: memoryview(item).tobytes(),
 }
+COLLECTIONS = (
+    *(list, dict, tuple, set, frozenset, deque, OrderedDict, Counter, defaultdict, bytearray),
+)
+"""Whose parts are data, and a bytearray. There are namedtuples besides."""
 
 
-def encode(state: Any, arrays: tuple[type, ...] = (np.ndarray,)) -> tuple[bytes, list[Array]]:
+class LossyError(TypeError):
+    """Something is data, and would come back as data of another type.
+
+    Attributes:
+        why: without the place.
+    """
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"cannot store the state at {where or 'the top'}: {why}")
+        self.why = why
+
+
+@lru_cache(4096)
+def is_namedtuple(kind: type) -> bool:
+    """Whether it is a class of named tuples."""
+    return issubclass(kind, tuple) and type(getattr(kind, "_fields", None)) is tuple
+
+
+@lru_cache(4096)
+def is_leaf(kind: type) -> bool:
+    """Whether it is a type of data that holds no other data, and cannot change."""
+    return (
+        (kind in values.LEAVES and kind is not bytearray)
+        or (kind in _PARTS_OF and kind not in COLLECTIONS)
+        or issubclass(kind, (np.generic, Enum))
+        or (kind.__module__ == "torch" and kind.__name__ in _OF_TORCH)
+    )
+
+
+def has_factory(item: Any) -> bool:
+    """Whether a defaultdict has a factory that is code: it comes back as a dict."""
+    return item.default_factory is not None and _factory(item) is None
+
+
+def _factory(item: Any) -> str | None:
+    factory = item.default_factory
+    name = getattr(factory, "__name__", "")
+    return name if type(name) is str and _FACTORIES.get(name) is factory else None
+
+
+def encode(
+    state: Any, arrays: tuple[type, ...] = (np.ndarray,), *, exact: bool = False
+) -> tuple[bytes, list[Array]]:
     """Returns the bytes of the skeleton, and the arrays: what `split` and `values.encode` make, in
     one pass. arrays: types that are arrays in it; other ones are found too, more slowly.
 
-    Raises: TypeError, as `split`.
+    Raises: TypeError, ValueError, as `split`.
     """
     known = _binding.encode(state, arrays)
     if known is not None:
         return known
-    skeleton, found = split(state)
+    skeleton, found = split(state, exact=exact)
     return values.encode(skeleton), found
 
 
-def split(state: Any) -> tuple[Any, list[Array]]:
+def split(state: Any, *, exact: bool = False) -> tuple[Any, list[Array]]:
     """Splits a structure into its skeleton and its arrays. The arrays are the structure's own, not
-    copies.
+    copies. exact: all of it has to come back as what it is. Else a defaultdict whose factory is
+    code comes back as a dict, because whoever loads the state has its own, and a number or a text
+    of another class as a plain one.
 
     Raises:
-        TypeError: something in it is neither data nor a collection of data; the message says where.
+        TypeError: something in it is neither data nor a collection of data, or, as LossyError, it
+            would come back as another type; the message says where.
+        ValueError: it contains itself.
 
     >>> split({"lr": [0.1], "weights": np.zeros(2)})
     ({'lr': [0.1], 'weights': {'pmstore': 'array', 'index': 0}}, [array([0., 0.])])
     """
-    arrays: list[Array] = []
-    return _split(state, arrays, ""), arrays
+    made = _Splitter(exact)
+    try:
+        return made.split(state, ""), made.arrays
+    except RecursionError:
+        raise ValueError("cannot store a state that contains itself") from None
 
 
-def _split(item: Any, arrays: list[Array], where: str) -> Any:
-    kind = PLAIN.get(type(item), type(item))
-    if kind in _PLAIN or isinstance(item, np.generic):
-        return item
-    if isinstance(item, np.ndarray) or is_tensor(item):
-        arrays.append(item)
-        return {_MARK: "array", "index": len(arrays) - 1}
-    if kind is list or kind is tuple:
-        return kind(_split(part, arrays, f"{where}[{index}]") for index, part in enumerate(item))
-    # A defaultdict comes back as a dict: its factory is code, and whoever loads the state has its
-    # own.
-    if kind in (dict, defaultdict) and _MARK not in item:
-        return {
-            _key(key, where): _split(part, arrays, f"{where}[{key!r}]")
-            for key, part in item.items()
-        }
-    if kind in (dict, OrderedDict, Counter, defaultdict):
-        name = {OrderedDict: "OrderedDict", Counter: "Counter"}.get(kind, "dict")
+class _Splitter:
+    """Takes one structure apart."""
+
+    def __init__(self, exact: bool) -> None:
+        self.arrays: list[Array] = []
+        self._exact = exact
+        self._way = (
+            "Keep plain values of it; what has a state of its own, a generator too, can be given "
+            "to attach, as stateful={'name': it}"
+            if exact
+            else "Leave it out of state_dict(), or give the object a state_dict() of plain values"
+        )
+
+    def split(self, item: Any, where: str) -> Any:
+        kind: Any = PLAIN.get(type(item), type(item))
+        if kind in values.LEAVES or isinstance(item, np.generic):
+            return item
+        if isinstance(item, np.ndarray) or is_tensor(item):
+            self.arrays.append(item)
+            return {_MARK: "array", "index": len(self.arrays) - 1}
+        if kind is list or kind is tuple:
+            return kind(self._parts(item, where))
+        if kind in (dict, OrderedDict, Counter, defaultdict):
+            return self._mapping(item, kind, where)
+        if kind is deque:
+            return {_MARK: "deque", "parts": self._parts(item, where), "maxlen": item.maxlen}
+        if kind in _PARTS_OF:
+            name, parts_of = _PARTS_OF[kind]
+            return {_MARK: name, "parts": self._parts(parts_of(item), where)}
+        if kind.__module__ == "torch" and kind.__name__ in _OF_TORCH:
+            if kind.__name__ == "Size":
+                return {_MARK: "Size", "parts": list(item)}
+            return {_MARK: kind.__name__, "name": str(item)}
+        if is_namedtuple(kind):
+            mark = {_MARK: "namedtuple", "class": _name_of(kind, "namedtuple", where)}
+            return {**mark, "fields": list(kind._fields), "parts": self._parts(item, where)}
+        return self._of_a_class(item, kind, where)
+
+    def _parts(self, item: Iterable[Any], where: str) -> list[Any]:
+        return [self.split(part, f"{where}[{index}]") for index, part in enumerate(item)]
+
+    def _mapping(self, item: Any, kind: type, where: str) -> Any:
         pairs = [
-            [_key(key, where), _split(part, arrays, f"{where}[{key!r}]")]
+            [self._key(key, where), self.split(part, f"{where}[{key!r}]")]
             for key, part in item.items()
         ]
-        return {_MARK: name, "pairs": pairs}
-    if kind in (set, frozenset, deque):
-        parts = list(item) if kind is deque else sorted(item)
-        marked: dict[str, Any] = {
-            _MARK: kind.__name__,
-            "parts": [_split(part, arrays, where) for part in parts],
-        }
-        if kind is deque:
-            marked["maxlen"] = item.maxlen
-        return marked
-    if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device"):
-        return {_MARK: kind.__name__, "name": str(item)}
-    plain = _plain(item)
-    if isinstance(item, Enum) and item.name in type(item).__members__:
-        # programs compare members by `is`
-        name = f"{kind.__module__}:{kind.__qualname__}"
-        if _find_class(name) is kind:
-            return {_MARK: "enum", "class": name, "name": item.name, "value": plain}
+        if kind is defaultdict:
+            name = _factory(item)
+            if name is not None or item.default_factory is None:
+                return {_MARK: "defaultdict", "factory": name, "pairs": pairs}
+            if self._exact:
+                raise LossyError(
+                    where,
+                    "a defaultdict comes back without a factory that is code. Give it a type, as "
+                    "defaultdict(int) or defaultdict(list), or use a dict and d.setdefault(key, "
+                    "value)",
+                )
+            kind = dict
+        if kind is dict and _MARK not in item and all(map(_is_plain_key, item)):
+            return dict(pairs)
+        return {_MARK: kind.__name__, "pairs": pairs}
+
+    def _key(self, key: Any, where: str) -> Any:
+        if _is_plain_key(key):
+            return key
+        where, held = f"{where or 'the top'}, the key {key!r}", len(self.arrays)
+        made = self.split(key, where)
+        if len(self.arrays) > held:
+            raise TypeError(f"cannot store the state at {where}: an array is no plain value")
+        return made
+
+    def _of_a_class(self, item: Any, kind: Any, where: str) -> Any:
+        plain = _plain(item)
+        name = item.name if isinstance(item, Enum) and item.name in kind.__members__ else None
+        member = name is not None or isinstance(item, Flag)  # programs compare members by `is`
+        if member and (plain is None or self._exact or _is_found(kind)):
+            found = _name_of(kind, "enumeration", where)
+            value = item.value if name is None else plain
+            return {_MARK: "enum", "class": found, "name": name, "value": value}
+        called = f"{kind.__module__}.{kind.__qualname__}"
         if plain is None:
             raise TypeError(
-                f"cannot store the state at {where or 'the top'}: the enumeration "
-                f"{kind.__qualname__} is found under no name of its module, as after a restart it "
-                "has to be: define it at the top of a module"
+                f"cannot store the state at {where or 'the top'}: {called} is neither data nor a "
+                f"collection of data. {self._way}"
             )
-    if plain is not None:
+        if self._exact:
+            to = type(plain).__name__
+            raise LossyError(where, f"{called} comes back as {to}: keep {to}(value)")
         return plain
-    raise TypeError(
-        f"cannot store the state at {where or 'the top'}: {kind.__module__}.{kind.__qualname__} is "
-        "neither data nor a collection of data. Leave it out of state_dict(), or give the object a "
-        "state_dict() of plain values"
-    )
+
+
+def _in_order(items: Any) -> list[Any]:
+    """What is in a set, in an order that does not depend on how it was filled."""
+    try:
+        return sorted(items)
+    except (TypeError, ValueError, RuntimeError):  # of several types, or without an order
+        return sorted(items, key=lambda item: values.encode(split(item)[0]))
 
 
 def _plain(item: Any) -> Any:
@@ -132,14 +266,8 @@ def _plain(item: Any) -> Any:
     return None
 
 
-def _key(key: Any, where: str) -> Any:
-    if type(key) in (bool, int, float, str, bytes, type(None)):
-        return key
-    if type(key) is tuple:
-        return tuple(_key(part, where) for part in key)
-    raise TypeError(
-        f"cannot store the state at {where or 'the top'}: the key {key!r} is not a plain value"
-    )
+def _is_plain_key(key: Any) -> bool:
+    return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
 def join(skeleton: Any, arrays: Sequence[Array]) -> Any:
@@ -155,6 +283,8 @@ def join(skeleton: Any, arrays: Sequence[Array]) -> Any:
     kind = PLAIN.get(type(skeleton), type(skeleton))
     if kind is list or kind is tuple:
         return kind(join(part, arrays) for part in skeleton)
+    if kind is bytearray:
+        return bytearray(skeleton)
     if kind is not dict:
         return skeleton
     if _MARK not in skeleton:
@@ -166,18 +296,29 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
     name = mark[_MARK]
     if name == "array":
         return arrays[mark["index"]]
-    if name in _MAPPINGS:
-        return _MAPPINGS[name]({key: join(part, arrays) for key, part in mark["pairs"]})
-    if name in ("set", "frozenset", "deque"):
-        parts = [join(part, arrays) for part in mark["parts"]]
-        if name == "deque":
-            return deque(parts, mark["maxlen"])
-        return set(parts) if name == "set" else frozenset(parts)
+    if name in _MAPPINGS or name == "defaultdict":
+        pairs = {join(key, arrays): join(part, arrays) for key, part in mark["pairs"]}
+        if name == "defaultdict":
+            return defaultdict(_FACTORIES.get(mark["factory"]), pairs)
+        return _MAPPINGS[name](pairs)
     if name == "enum":
         return _member(mark)
-    if name in ("dtype", "device"):
+    if name in _PARTS or name in ("deque", "Size", "namedtuple"):
+        parts = [join(part, arrays) for part in mark["parts"]]
+        if name in _PARTS:
+            try:
+                return _PARTS[name](parts)
+            except ArithmeticError:
+                raise ValueError(f"a stored state has a {name} that is none") from None
+        if name == "deque":
+            return deque(parts, mark["maxlen"])
+        if name == "namedtuple":
+            return _named(mark, parts)
+    if name in _OF_TORCH:
         import torch
 
+        if name == "Size":
+            return torch.Size(parts)
         if name == "device":
             return torch.device(mark["name"])
         dtype = getattr(torch, mark["name"].removeprefix("torch."), None)
@@ -186,7 +327,7 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
     raise ValueError(f"a stored state has a mark that this version does not know: {name!r}")
 
 
-# ---- members of enumerations
+# ---- classes of the program
 
 
 def _find_class(name: str) -> Any:
@@ -199,16 +340,71 @@ def _find_class(name: str) -> Any:
     return found
 
 
+def _is_found(kind: type) -> bool:
+    return _find_class(f"{kind.__module__}:{kind.__qualname__}") is kind
+
+
+def _name_of(kind: type, what: str, where: str) -> str:
+    """Raises: LossyError: a restart would not find it."""
+    if not _is_found(kind):
+        raise LossyError(
+            where,
+            f"the {what} {kind.__qualname__} is found under no name of its module, as after a "
+            "restart it has to be: define it at the top of a module",
+        )
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _tell_not_found(mark: Mapping[str, Any], instead: str) -> None:
+    warnings.warn(
+        f"a stored state has a value of {mark.get('class')!r}, a class that no imported module "
+        f"has as it was: it comes back as {instead}. Import its module before",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
 def _member(mark: Mapping[str, Any]) -> Any:
     """Returns the member. Where the program has not imported the class, or the member is gone: its
     plain value, or its name.
 
     Raises: ValueError: it is no mark of a member.
     """
-    name, kind = mark.get("name"), _find_class(str(mark.get("class")))
-    if not isinstance(name, str):
+    name, value, kind = mark.get("name"), mark.get("value"), _find_class(str(mark.get("class")))
+    if not isinstance(name, str) and (name is not None or type(value) is not int):
         raise ValueError("the stored state has a member of an enumeration without a name")
-    members: Mapping[str, Any] = kind.__members__ if isinstance(kind, EnumMeta) else {}
-    if name in members:
-        return members[name]
-    return name if mark.get("value") is None else mark["value"]
+    if isinstance(kind, EnumMeta):
+        members: Mapping[Any, Any] = dict(kind.__members__.items())
+        if name in members:
+            return members[name]
+        if name is None and issubclass(kind, Flag):
+            several = _flags(kind, value)
+            if several is not None:
+                return several
+    plain = name if value is None else value
+    _tell_not_found(mark, repr(plain))
+    return plain
+
+
+def _flags(kind: type[Flag], value: Any) -> Flag | None:
+    """Several flags, or none of them. None: some are gone."""
+    known: Any = kind._value2member_map_.get(value)
+    if known is None:
+        base: Any = IntFlag if issubclass(kind, IntFlag) else Flag
+        try:  # as Python's own class makes it: that of the program may have other code there
+            known = base._missing_.__func__(kind, value)
+        except ValueError:
+            return None
+    return known if isinstance(known, kind) else None
+
+
+def _named(mark: Mapping[str, Any], parts: list[Any]) -> Any:
+    """Returns the namedtuple. Where the program has not imported the class, or it has other fields:
+    a tuple."""
+    kind = _find_class(str(mark.get("class")))
+    if isinstance(kind, type) and is_namedtuple(kind):
+        fields: Any = kind
+        if list(fields._fields) == list(mark["fields"]) and len(parts) == len(fields._fields):
+            return tuple.__new__(kind, parts)
+    _tell_not_found(mark, "a tuple")
+    return tuple(parts)

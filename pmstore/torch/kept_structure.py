@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import torch
 from pmstore import Store
 from pmstore._base.mapping_protocol import Held
 from pmstore._engine._binding import same_bytes
-from pmstore.objects.structure import Array, encode, join
-from pmstore.objects.values import Encoded
+from pmstore.objects.structure import COLLECTIONS, Array, encode, join
+from pmstore.objects.values import LEAVES, Encoded
 
 _ARRAYS = (torch.Tensor, np.ndarray, torch.nn.Parameter)
 
@@ -82,6 +83,67 @@ def _fits(here: Array, array: Array) -> bool:
     )
 
 
+_FLAT = LEAVES - {bytearray}
+
+
+def objects_in(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """What can be changed in a value: its collections and arrays, with their places."""
+    kind = type(value)
+    if kind in _ARRAYS or (kind in COLLECTIONS and kind is not tuple and kind is not frozenset):
+        yield place, value
+    if kind in _ARRAYS or not isinstance(value, (dict, list, tuple, deque)):
+        return
+    items = value.values() if isinstance(value, dict) else value
+    if not _FLAT.issuperset(map(type, items)):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            if type(one) not in _FLAT:
+                yield from objects_in(one, f"{place}[{key!r}]")
+
+
+def become(here: Any, wanted: Any, ours: dict[int, Any]) -> Any:
+    """Returns what is wanted, in the collections and arrays that are here: the program may hold
+    them. Only in those that are ours, which were there at the last commit, and in each once: others
+    are the program's, which has put them here since then. wanted: nobody else holds it."""
+    kind = type(here)
+    if isinstance(here, tuple) and kind is type(wanted) and len(here) == len(wanted):
+        return tuple.__new__(kind, map(become, here, wanted, [ours] * len(here)))
+    # a dict: as one is stored whose factory is code
+    if kind is not type(wanted) and (kind, type(wanted)) != (defaultdict, dict):
+        return wanted
+    if ours.pop(id(here), None) is None:
+        return wanted
+    if isinstance(here, dict):
+        for key in wanted:
+            wanted[key] = become(here.get(key), wanted[key], ours)
+    elif kind is list or kind is deque:
+        for at, one in enumerate([*here][: len(wanted)]):
+            wanted[at] = become(one, wanted[at], ours)
+    return here if _refill(here, wanted) else wanted
+
+
+def _refill(here: Any, value: Any) -> bool:
+    """Puts what the value holds into a collection or array. False: it cannot hold that, and nothing
+    has happened."""
+    kind = type(here)
+    if kind is list or kind is bytearray:
+        here[:] = value
+    elif kind is deque and here.maxlen == value.maxlen:
+        here.clear()
+        here.extend(value)
+    elif kind in (dict, OrderedDict, Counter, defaultdict, set):
+        here.clear()
+        here.update(value)
+    elif kind in _ARRAYS and here.shape == value.shape and here.dtype == value.dtype:
+        try:
+            with torch.inference_mode():  # its tensors, and leaves, are written to as others are
+                here[...] = value
+        except (RuntimeError, ValueError):  # it is expanded, or for reading: nothing was written
+            return False
+    else:
+        return False
+    return True
+
+
 class Structure:
     """A nested structure of plain values and arrays under one group of the store.
 
@@ -100,14 +162,14 @@ class Structure:
     def stored(self) -> bool:
         return f"{self.path}/value" in self._store
 
-    def write(self, state: Any) -> None:
-        """Writes the structure; pending until the next commit.
+    def write(self, state: Any, *, exact: bool = False) -> None:
+        """Writes the structure; pending until the next commit. exact: see `structure.split`.
 
         Raises:
             TypeError: it holds something that is not data.
             StoreFullError: nothing of the array or value at hand was written.
         """
-        encoded, arrays = encode(state, _ARRAYS)
+        encoded, arrays = encode(state, _ARRAYS, exact=exact)
         held, self._arrays = self._held(), None
         known = self._put(arrays, held)
         while len(held) > len(arrays):

@@ -321,7 +321,7 @@ class Run:
     @property
     def state(self) -> dict[str, Any]:
         """Plain values of the program that are kept and taken back with its steps:
-        `run.state["beta"] = 0.99 * run.state.get("beta", 1.0)`. Numbers, strings, lists, dicts,
+        `run.state["beta"] = 0.99 * run.state.get("beta", 1.0)`. Numbers, strings, collections,
         arrays and tensors; always the same dict, to be changed in place. Copied at each commit."""
         return self._steps.state.values
 

@@ -3,20 +3,25 @@ stopped, rolled back and resumed ends in the same bits."""
 
 from __future__ import annotations
 
+import copy
+import datetime as dt
 import math
 import random
 import warnings
-from collections import defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import Enum
+from contextlib import contextmanager, suppress
+from decimal import Decimal
+from enum import Enum, Flag
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 from training import assert_same, contents
 
 import pmstore
@@ -288,7 +293,35 @@ def seed_sequences() -> tuple[dict[str, Any], Step]:
     }, step
 
 
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.recent: deque[int] = deque(maxlen=3)
+        self.alias = self.recent
+        self.nested: Any = {"a": [[1]], "b": ([], deque())}
+        self.first, self.second = [0], [1]
+
+
+def collections_that_others_hold() -> tuple[dict[str, Any], Step]:
+    """The program holds what lies in them, and puts one in the place of another."""
+    model, given = Holding(), [7]
+    inner, of_tuple = model.nested["a"][0], model.nested["b"][1]
+
+    def step(number: int) -> None:
+        assert model.alias is model.recent
+        assert given == [7]
+        for one in (inner, of_tuple, model.alias):
+            one.append(number)
+        model.second.append(number)
+        if number == 7:
+            model.first, model.second = model.second, given
+
+    return {"model": model}, step
+
+
 PROGRAMS = [
+    collections_that_others_hold,
     hidden_states_of_modules,
     seed_sequences,
     attributes_of_modules,
@@ -431,20 +464,30 @@ def test_lists_that_are_shared_stay_shared(path: Path) -> None:
         assert model.history == [0.0, 0.5, 1.0]
 
 
-def test_a_list_that_grows_without_bounds_is_refused(path: Path) -> None:
+def test_a_list_that_grows_without_bounds_is_told_once_and_kept_no_more(path: Path) -> None:
     with tempered(path) as (model, run):
-        with pytest.raises(AttachError, match="'history' of the model has grown to"), step(run):
-            model.history += [0.5] * 200_000
-        run.rollback()
-        assert model.history == []
         with step(run):
+            model.history += [0.5] * 20
+        with (
+            pytest.warns(RuntimeWarning, match=r"history of the model changed.*grown to"),
+            step(run),
+        ):
+            model.history += [0.5] * 200_000
+        with step(run):
+            model.history.append(0.5)  # a second warning would be an error
             model.cache = [torch.zeros(1 << 19)]  # large from its beginning: not looked at
             model.table = np.zeros(1 << 10)
         with pytest.warns(RuntimeWarning, match="cache of the model changed"), step(run):
             model.cache.append(torch.zeros(1))
-        with pytest.raises(AttachError, match="'table' of the model has grown to"), step(run):
+        with pytest.warns(RuntimeWarning, match="table of the model changed.*grown to"), step(run):
             model.table = np.zeros(1 << 20)
+        with run.next_step():
+            model.tau = 3.0
         run.rollback()
+        assert (model.tau, len(model.history), model.table.size) == (1.0, 200_021, 1 << 20)
+    with tempered(path) as (model, run):
+        assert model.history == []  # as the program makes it
+        assert not hasattr(model, "table")
 
 
 class Attributed(nn.Module):
@@ -512,20 +555,208 @@ def test_a_list_in_two_places_of_the_state_is_told_once(path: Path) -> None:
     with attributes(path) as (_, run):
         with step(run):
             run.state.update(best=(one := torch.ones(1)), last=one, word="a", other="a")
-        with pytest.warns(RuntimeWarning, match="'a' and 'b' hold the same list"), step(run):
+        told = r"run.state\['a'\] and run.state\['b'\]\['deep'\]\[0\] hold the same list"
+        with pytest.warns(RuntimeWarning, match=told), step(run):
             run.state.update(a=(shared := [1]), b={"deep": [shared]})
         with step(run):
             run.state["a"].append(2)  # a second warning would be an error
 
 
-def test_a_defaultdict_in_the_state_is_refused(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shared", "place"),
+    [
+        (lambda one: [one, {"b": one}], r"\['a'\]\[1\]\['b'\]"),
+        (lambda one: (one, one), r"\['a'\]\[1\]"),
+        (lambda one: [(both := (0, one)), both], r"\['a'\]\[1\]\[1\]"),
+        (lambda one: deque([one, one]), r"\['a'\]\[1\]"),
+    ],
+)
+def test_what_is_shared_within_one_value_of_the_state_is_told(
+    path: Path, shared: Any, place: str
+) -> None:
+    with attributes(path) as (_, run):
+        told = rf"run.state\['a'\].* and run.state{place} hold the same set"
+        with pytest.warns(RuntimeWarning, match=told), step(run):
+            run.state["a"] = shared({1})
+
+
+def test_a_state_that_contains_itself_is_refused(path: Path) -> None:
     with attributes(path) as (_, run):
         with run.next_step():
-            run.state["a"] = {"b": defaultdict(int)}
-        with pytest.raises(TypeError, match="a defaultdict comes back without its factory"):
+            run.state["a"] = run.state
+        with pytest.raises(ValueError, match=r"run\.state: a value contains itself"):
+            run.commit()
+        run.rollback()
+
+
+def test_defaultdicts_in_the_state(path: Path) -> None:
+    with attributes(path) as (_, run):
+        with run.next_step():
+            run.state["a"] = {"b": defaultdict(lambda: 1)}
+        with pytest.raises(TypeError, match=r"run.state: .* \['a'\]\['b'\]: .* without a factory"):
             run.commit()
         run.rollback()
         assert run.state == {}
+        with step(run):
+            run.state["a"] = {"b": defaultdict(int)}
+    with attributes(path) as (_, run), step(run):
+        run.state["a"]["b"]["c"] += 1
+
+
+class Access(Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Named(NamedTuple):
+    first: Any
+    other: Any = 3
+
+
+VALUES: dict[str, Any] = {
+    "flags": Access.READ | Access.WRITE,
+    "namedtuple": Named(torch.ones(2), [Named("a")]),
+    "list of namedtuples": [Named(1), Named(2)],
+    "members as keys": {Stage.FIRST: 1, (0, Stage.LATER): [Access(0)]},
+    "numbers of numpy": Counter(np.array([1, 1, 2])),
+    "tuples as keys": {(1, 2): 3},
+    "nested defaultdicts": {"a": [defaultdict(list, b=[1])], "c": defaultdict(int, d=2)},
+    "members in a set": [{Stage.FIRST}, frozenset({(1, Stage.LATER)})],
+    "plain": [Path("a"), bytearray(b"b"), range(3), slice(1), Fraction(1, 3), Decimal("1.0")],
+    "time": dt.datetime(2020, 1, 2),
+    "of torch": [torch.float16, torch.device("cpu"), torch.Size([2])],
+}
+
+
+@pytest.mark.parametrize("where", ["state", "model", "data"])
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_comes_back_as_what_it_is(path: Path, where: str, name: str) -> None:
+    for life in range(2):
+        model, rows = nn.Linear(3, 1), Rows()
+        with suppress(Kill), pmstore.open(path) as store:
+            run = attach(store, model=model, loader=DataLoader(rows), policy=None)
+            place: Any = {"state": run.state, "model": vars(model), "data": vars(rows)}[where]
+            if life == 1:
+                assert repr(place["held"]) == repr(VALUES[name])
+                break
+            for number, batch in enumerate(run.batches(epochs=1)):
+                model(batch)
+                place["held"] = copy.deepcopy(VALUES[name])
+                if number == 2:
+                    raise Kill
+
+
+class Local(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.kind: Any = Enum("Kind", "A B")
+        self.stage: Any = self.kind.A
+        self.calls: Any = {"a": defaultdict(lambda: 1)}
+        self.point: Any = None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("stage", lambda model: model.kind.B, "the enumeration Kind is found under no name"),
+        ("calls", lambda model: {}, "a defaultdict comes back without a factory"),
+        ("point", lambda model: namedtuple("Point", "x")(1), "the namedtuple Point is found under"),
+        ("point", lambda model: defaultdict(lambda: 1), "a defaultdict comes back without"),
+    ],
+)
+def test_an_attribute_that_would_come_back_as_another_type_is_told_once(
+    path: Path, name: str, change: Any, told: str
+) -> None:
+    model = Local()
+    with pmstore.open(path) as store:
+        run = attach(store, model=model)
+        for _ in range(2):
+            with step(run):
+                pass
+        with pytest.warns(RuntimeWarning, match=f"{name} of the model changed.*{told}"), step(run):
+            setattr(model, name, change(model))
+        with step(run):
+            setattr(model, name, change(model))  # a second warning would be an error
+        run.detach()
+
+
+COLLECTIONS: list[Any] = [
+    deque([1], maxlen=3),
+    {1},
+    bytearray(b"a"),
+    defaultdict(int, a=1),
+    OrderedDict(a=1),
+    Counter("a"),
+]
+
+
+@pytest.mark.parametrize("where", ["state", "model", "data"])
+@pytest.mark.parametrize("value", COLLECTIONS, ids=lambda one: type(one).__name__)
+def test_collections_that_a_program_holds_stay_the_objects_that_they_are(
+    path: Path, where: str, value: Any
+) -> None:
+    """Over a roll back, and where a head is taken back at a resume."""
+    changed = copy.deepcopy(value)
+    change(changed)
+    for life in range(2):
+        model, rows = nn.Linear(3, 1), Rows()
+        with suppress(Kill), pmstore.open(path) as store:
+            run = attach(store, model=model, loader=DataLoader(rows), policy=None)
+            place: Any = {"state": run.state, "model": vars(model), "data": vars(rows)}[where]
+            held = place.setdefault("held", copy.deepcopy(value))
+            if life == 1:
+                assert held == changed
+                change(held, 3)
+            for number, batch in enumerate(run.batches(epochs=1)):
+                model(batch)
+                if life == 1:
+                    assert held == changed
+                elif number == 1:
+                    change(held)
+                    run.rollback()
+                    assert held == value
+                elif number == 2:
+                    change(held)
+                elif number == 3:
+                    raise Kill
+            run.detach()
+        assert place["held"] is held
+        assert repr(held) == repr(changed)
+
+
+class Kill(Exception):
+    """The end of a life: it leaves the store, which goes back to its last commit."""
+
+
+def change(held: Any, more: int = 2) -> None:
+    if isinstance(held, dict):
+        held["b"] = more
+    elif isinstance(held, set):
+        held.add(more)
+    else:
+        held.append(more)
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.stage, self.past = Stage.FIRST, [Stage.FIRST]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3)
+
+
+class Hook:
+    """Has a name, as those of torch that compute a weight."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self._tensor_name = name
+
+    def __call__(self, module: nn.Module, given: Any) -> None:
+        pass
 
 
 class Tied(nn.Module):
@@ -537,6 +768,7 @@ class Tied(nn.Module):
         self.kept = torch.nn.utils.weight_norm(nn.Linear(6, 6))
         self.scale_orig = nn.Parameter(torch.ones(1))
         self.scale = torch.zeros(1)  # no weight that torch computes
+        self.register_forward_pre_hook(Hook("scale"))
         self.head: Any = None
         self.last: Any = None
         self.large: Any = None
@@ -594,20 +826,10 @@ def test_a_sequence_stays_the_seed_that_it_is_in_a_worker() -> None:
 
 
 def test_a_member_of_an_enumeration_in_a_data_set_comes_back_as_itself(path: Path) -> None:
-    class Rows(torch.utils.data.Dataset[torch.Tensor]):
-        def __init__(self) -> None:
-            self.stage, self.past = Stage.FIRST, [Stage.FIRST]
-
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.ones(3)
-
     for life in range(2):
         rows, model = Rows(), nn.Linear(3, 1)
         with pmstore.open(path) as store:
-            run = attach(store, model=model, loader=torch.utils.data.DataLoader(rows))
+            run = attach(store, model=model, loader=DataLoader(rows))
             assert rows.stage is (Stage.LATER if life else Stage.FIRST)
             assert rows.past == [Stage.FIRST, Stage.LATER][: life + 1]
             for batch in run.batches(epochs=life + 1):
@@ -616,3 +838,99 @@ def test_a_member_of_an_enumeration_in_a_data_set_comes_back_as_itself(path: Pat
                     rows.stage = Stage.LATER
                     rows.past.append(Stage.LATER)
             run.detach()
+
+
+class Curriculum(torch.utils.data.Dataset[torch.Tensor]):
+    """Has more parts from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.parts = [[torch.full((3,), 4.0 * part + at) for at in range(4)] for part in range(3)]
+        self.active: list[Any] = [Subset(self.parts[0], range(4))]  # type: ignore[arg-type]
+
+    def choose(self, epoch: int) -> None:
+        self.active = [Subset(one, range(4)) for one in self.parts[: epoch + 1]]  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return 4 * len(self.active)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.active[index // 4][index % 4]  # type: ignore[no-any-return]
+
+
+def rows_of(path: Path, rows: Any, kill: int, *, append: bool = False) -> list[Any]:
+    """The epoch and the first number of each batch, until a batch is trained on so often."""
+    seen: list[Any] = []
+    model = nn.Linear(3, 1)
+    with suppress(Kill), pmstore.open(path) as store:
+        run = attach(store, model=model, loader=DataLoader(rows, batch_size=2), policy=None)
+        for epoch in run.epochs(3):
+            if isinstance(rows, Curriculum):
+                rows.choose(int(epoch))
+            for batch in epoch:
+                model(batch)
+                if len(seen) == kill:
+                    raise Kill
+                seen.append((int(epoch), batch[0, 0].item()))
+            if append and epoch == 0:
+                rows.datasets.append(Curriculum())
+                rows.cumulative_sizes = rows.cumsum(rows.datasets)
+            if len(seen) == kill:
+                run.commit()
+                raise Kill
+        run.detach()
+    return seen
+
+
+@pytest.mark.parametrize("kill", [2, 3, 6, 7])
+def test_data_sets_that_each_epoch_chooses(path: Path, kill: int) -> None:
+    whole = rows_of(path.with_name("whole.pm"), Curriculum(), -1)
+    assert rows_of(path, Curriculum(), kill) + rows_of(path, Curriculum(), -1) == whole
+
+
+@pytest.mark.parametrize("kill", [2, 4, 6])
+def test_data_sets_that_were_added_have_to_be_there_at_a_resume(path: Path, kill: int) -> None:
+    rows_of(path, ConcatDataset([Curriculum()]), kill, append=True)
+    told = r"dataset\.datasets held 2 data sets at the last commit, and holds 1 now.*before attach"
+    with pytest.raises(AttachError, match=told):
+        rows_of(path, ConcatDataset([Curriculum()]), -1)
+
+
+class Averaged(nn.Module):
+    """Has a buffer that gets its first value, and its shape, in a forward."""
+
+    def __init__(self, first: torch.Tensor | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.register_buffer("mean", first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        now = x.detach().mean(0)
+        known = self.mean is not None and self.mean.numel()
+        self.mean = self.mean * 0.5 + now if known else now
+        return self.layer(x + self.mean)  # type: ignore[no-any-return]
+
+
+def averaged() -> tuple[dict[str, Any], Step]:
+    model = nn.Sequential(Averaged(torch.empty(0)))
+
+    def step(number: int) -> None:
+        model.zero_grad()
+        model(torch.randn(5, 3)).sum().backward()
+
+    return {"model": model}, step
+
+
+def test_a_buffer_that_begins_empty(tmp_path: Path) -> None:
+    whole = life(tmp_path / "whole.pm", averaged, 6)
+    assert_same(life(tmp_path / "pieces.pm", averaged, 1, 2, 4, 6, back=3), whole)
+
+
+def test_a_buffer_that_begins_as_none_is_refused_with_what_to_write(path: Path) -> None:
+    model = nn.Sequential(Averaged(None))
+    told = r"in place of None write register_buffer\('mean', torch.empty\(0\)\)"
+    with pytest.raises(AttachError, match=told) as error, pmstore.open(path) as store:
+        run = attach(store, model=model)
+        with run.next_step():
+            model(torch.ones(2, 3))
+        run.commit()
+    assert "add layers" not in str(error.value)

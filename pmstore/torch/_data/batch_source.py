@@ -12,7 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
-from pmstore.torch._data.loader_attributes import ATTRIBUTES, Attributes, StateOf, objects_of
+from pmstore.torch._data.loader_attributes import (
+    ATTRIBUTES,
+    Attributes,
+    SetsHeld,
+    StateOf,
+    objects_of,
+)
 from pmstore.torch._data.position import Position
 from pmstore.torch._random import defaults as rng
 from pmstore.torch._random.search import Found, find
@@ -91,6 +97,13 @@ class Source:
         self.attributes: Attributes | None = Attributes(others) if others else None
         if self.attributes is not None:
             self._own.append(Found(ATTRIBUTES, self.attributes, ATTRIBUTES))
+        lists: set[str] = set()
+        for place in kept:
+            if place[-1] == "]":
+                lists.add(place.rpartition("[")[0])
+        self._sets = SetsHeld(others, lists) if lists else None
+        if self._sets is not None:
+            self._own.append(Found("data sets", self._sets, ATTRIBUTES))
         self.generators: list[Found] = []
         self.look()
 
@@ -126,6 +139,8 @@ class Source:
     def begin(self, position: Position) -> tuple[Iterator[Any], dict[str, Any]]:
         """The batches of a new epoch, and its start."""
         self.follow()
+        if self._sets is not None:
+            self._sets.check(begun=False)
         start = rng.capture(self.generators)
         self.data_epoch = position.data_epoch
         return self.open(0, start), start
@@ -154,6 +169,8 @@ class Source:
         assert position.start is not None
         self.data_epoch = position.data_epoch
         rng.restore(position.start, self.generators)
+        if self._sets is not None:
+            self._sets.check(begun=True)
         return self.open(position.batch, position.start)
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter, OrderedDict, defaultdict, deque
-from enum import Enum
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,11 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from pmstore._engine._binding import Watch, same_bytes
+from pmstore.objects.structure import COLLECTIONS, encode, has_factory, is_leaf, is_namedtuple
 from pmstore.torch._random.defaults import bits_of
 from pmstore.torch._state.stateful import is_stateful
 from pmstore.torch.changes import Question, all_of, sample_of
+from pmstore.torch.kept_structure import become
 from pmstore.torch.run_errors import AttachError
 
 MOST_BYTES = 1 << 20
@@ -32,12 +34,13 @@ _MOST_ITEMS = 4096
 _MOST_OBJECTS = 64
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _ARRAYS = (np.ndarray, torch.Tensor)
-_COLLECTIONS = (Counter, OrderedDict, defaultdict, deque, set, frozenset)
-"""Whose items are compared as bytes."""
+_WATCHED = (list, tuple, dict)
+"""Collections that a `Watch` looks at. Of other ones the items are compared as bytes."""
+_SIMPLE = {*_PLAIN, *_ARRAYS, *_WATCHED}
 _LARGE = MOST_BYTES + 1
 """The size of what is not measured."""
-_MEMBER_BYTES = 64
-"""Of a member of an enumeration, about."""
+_LEAF_BYTES = 64
+"""Of a value that is no number or text, about."""
 _GONE = object()
 
 
@@ -89,6 +92,62 @@ class StateOf:
 
 Key = tuple[str, str]
 """The place of an object, and the name of an attribute."""
+
+
+class SetsHeld:
+    """How many data sets or samplers the lists of others have, where that is another number than at
+    attach. They are the program's, and cannot be made again from a store."""
+
+    def __init__(self, objects: dict[str, Any], lists: set[str]) -> None:
+        """lists: their places."""
+        self._objects = objects
+        self._lists = lists
+        self._first = {place: (held, [*held]) for place, held in self._held()}
+        self._wanted: dict[str, int] | None = None  # of the last state that was set
+
+    def _held(self) -> Iterator[tuple[str, Any]]:
+        for place, one in self._objects.items():
+            for name, held in list(vars(one).items()):
+                if f"{place}.{name}" in self._lists and type(held) in (list, tuple):
+                    yield f"{place}.{name}", held
+
+    def get_state(self) -> dict[str, int]:
+        counts = ((place, len(held)) for place, held in self._held())
+        return {place: n for place, n in counts if n != len(self._first[place][1])}
+
+    def set_state(self, state: dict[str, int], /) -> None:
+        self._wanted = state
+
+    def asked(self, state: dict[str, int]) -> list[Question]:
+        """See `Found`."""
+        tables: list[Any] = [vars(one) for one in self._objects.values()]
+        tables += [held for _, held in self._held() if type(held) is list]
+        return all_of((Watch(tables, [], [], 0),))
+
+    def check(self, *, begun: bool) -> None:
+        """An epoch is opened. begun: it had begun before that state. Else what the program has done
+        in its head counts.
+
+        Raises: AttachError: the numbers are others than in the state that was set.
+        """
+        wanted, now = self._wanted, dict(self._held())
+        if wanted is None:
+            return
+        for place, (held, items) in self._first.items():
+            here, count = now.get(place, ()), wanted.get(place, len(items))
+            as_made = here is held and [*map(id, here)] == [*map(id, items)]
+            if len(here) != count and (begun or as_made):
+                raise AttachError(
+                    f"{place} held {count} data sets at the last commit, and holds {len(here)} "
+                    "now. Which data sets there are is the program's, and is not kept: make all of "
+                    "them before attach, and choose among them by an attribute that is a number, "
+                    "which is kept, or choose anew at the beginning of each epoch"
+                )
+        if not begun:
+            self._wanted = None
+
+    def seed(self, seed: int) -> None:
+        """They are in no worker."""
 
 
 class Attributes:
@@ -155,6 +214,9 @@ class Attributes:
 
     def set_state(self, state: dict[str, dict[str, Any]], /) -> None:
         """Those of which there is no state are as they were at attach; what is lost stays."""
+        ours: dict[int, Any] = {}
+        for entry in self._look.entries.values():
+            ours[id(entry.value)] = entry.value
         self.get_state()  # what has changed
         if not (self._changed or state):
             return
@@ -162,7 +224,7 @@ class Attributes:
         for key in (self._changed | given.keys()) - self.lost:
             value = given.get(key, self._first.get(key, _GONE))
             if key[0] in self._objects and (value is not _GONE or key not in self._names):
-                _put(self._objects[key[0]], key[1], value)
+                _put(self._objects[key[0]], key[1], value, ours)
         self._look = _Look(self._objects)
         self._take(set(given))
 
@@ -186,7 +248,7 @@ class _Entry:
         self.tables = [one for one in parts if type(one) in (list, dict)]
         self._watch = Watch(self.tables, [], [], 0) if self.tables else None
         self.kept: Any = _GONE
-        self._coded = not set(_COLLECTIONS).isdisjoint(map(type, parts))
+        self._coded = any(map(_is_coded, {*map(type, parts)} - _SIMPLE))
         self.bits: bytes | None = None
         self.arrays: list[tuple[Any, Any]] = []  # with their copies
         self.samples: list[tuple[Any, Any]] = []  # of what is large
@@ -216,16 +278,17 @@ class _Look:
     """What attributes hold that is data.
 
     Attributes:
-        values: copies of what is small, by places and names.
+        entries: all of them, by places and names.
+        values: copies of what is small.
         large: what is not; it is watched for changes.
         watch: sees whether all are the objects that they were.
     """
 
     def __init__(self, objects: dict[str, Any], before: _Look | None = None) -> None:
         """before: what has not changed since is taken from there."""
-        known: dict[Key, _Entry] = before._entries if before is not None else {}
-        self._entries: dict[Key, _Entry] = {}
-        entries = self._entries
+        known: dict[Key, _Entry] = before.entries if before is not None else {}
+        self.entries: dict[Key, _Entry] = {}
+        entries = self.entries
         for place, one in objects.items():
             for name, value in list(vars(one).items()):
                 entry = known.get((place, name))
@@ -275,10 +338,10 @@ class _Look:
                 found.add(key)
         if found:
             for key in found:
-                self._entries[key].keep()
-                self.values[key] = self._entries[key].kept
+                self.entries[key].keep()
+                self.values[key] = self.entries[key].kept
             self._arrays = [
-                (key, *pair) for key, entry in self._entries.items() for pair in entry.arrays
+                (key, *pair) for key, entry in self.entries.items() for pair in entry.arrays
             ]
         for key, one, sample in self._samples:
             if sample_of(one) != sample:
@@ -287,7 +350,7 @@ class _Look:
 
     def differences(self, now: _Look) -> set[Key]:
         """Those that a later look has found to be others."""
-        ours, theirs = self._entries, now._entries
+        ours, theirs = self.entries, now.entries
         found: set[Key] = set()
         for key in ours.keys() | theirs.keys():
             one, other = ours.get(key), theirs.get(key)
@@ -309,16 +372,18 @@ def _size(value: Any) -> int | None:
     size, left, waiting, coded = 0, _MOST_ITEMS, [value], False
     while waiting:
         one = waiting.pop()
-        kind = type(one)
+        kind: Any = type(one)
         if kind is str or kind is bytes:
             size += len(one)
         elif kind in _PLAIN:
             size += 8
         elif issubclass(kind, np.generic):
             size += one.nbytes
-        elif issubclass(kind, Enum):
-            size += _MEMBER_BYTES
+        elif is_leaf(kind):
+            size += _LEAF_BYTES
             coded = True
+        elif kind is bytearray:
+            size += len(one)
         elif kind is np.ndarray:
             if one.dtype.hasobject or isinstance(one.base, np.memmap):
                 return None
@@ -327,27 +392,29 @@ def _size(value: Any) -> int | None:
             if one.requires_grad or one.layout is not torch.strided:
                 return None
             size += one.nbytes if one.device.type == "cpu" else _LARGE
-        elif kind is list or kind is tuple or kind is dict:
+        elif kind in COLLECTIONS or is_namedtuple(kind):
             left -= len(one)
             if left < 0:
                 return _LARGE
-            if kind is dict and not all(type(key) in _PLAIN for key in one):
-                return None
-            waiting += one.values() if kind is dict else one
-        elif kind in _COLLECTIONS and (kind is not defaultdict or one is value):
-            left -= len(one)
-            if left < 0:
-                return _LARGE
-            coded = True
-            waiting += one.values() if isinstance(one, dict) else one
+            if isinstance(one, dict):
+                coded = coded or not all(type(key) in _PLAIN for key in one)
+                waiting += one.values()
+            else:
+                waiting += one
+            coded = coded or kind not in _WATCHED
         else:
             return None
     if coded:
+        plain = dict(value) if type(value) is defaultdict and has_factory(value) else value
         try:
-            bits_of(value)
-        except (TypeError, ValueError):  # a key, or what makes a missing item, is no data
+            encode(plain, exact=True)
+        except (TypeError, ValueError):  # a key is no data, or it would come back as another type
             return None
     return size
+
+
+def _is_coded(kind: type) -> bool:
+    return (kind in COLLECTIONS and kind not in _WATCHED) or is_namedtuple(kind)
 
 
 def _parts(value: Any) -> list[Any]:
@@ -361,8 +428,9 @@ def _parts(value: Any) -> list[Any]:
     return parts
 
 
-def _put(holder: Any, name: str, value: Any) -> None:
-    """The value, in the object that is there, if it can be: others may hold it too."""
+def _put(holder: Any, name: str, value: Any, ours: dict[int, Any]) -> None:
+    """The value, in the object that is there, if it can be: others may hold it too. ours: see
+    `become`."""
     held = vars(holder).get(name, _GONE)
     if held is not _GONE and _size(held) is None:
         return  # an object that was made since: a generator, a file
@@ -370,25 +438,5 @@ def _put(holder: Any, name: str, value: Any) -> None:
         if held is not _GONE:
             delattr(holder, name)
         return
-    if isinstance(held, defaultdict) and isinstance(value, dict):  # stored without its factory
-        held.clear()
-        held.update(copy.deepcopy(value))
-        return
-    if type(held) is type(value):
-        if _same(held, value):
-            return
-        if isinstance(held, list):
-            held[:] = copy.deepcopy(value)
-            return
-        if isinstance(held, (dict, set)):
-            held.clear()
-            held.update(copy.deepcopy(value))
-            return
-        if isinstance(held, deque):
-            held.clear()
-            held.extend(copy.deepcopy(value))
-            return
-        if isinstance(held, _ARRAYS) and held.shape == value.shape and held.dtype == value.dtype:
-            held[...] = value
-            return
-    setattr(holder, name, copy.deepcopy(value))
+    if not _same(held, value):
+        setattr(holder, name, become(held, copy.deepcopy(value), ours))

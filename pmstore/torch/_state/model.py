@@ -425,8 +425,18 @@ class ModelBinding:
         self._check_movable(found[1])
         now = plan(found[1])
         what = "the model was changed after attach, to one that does not fit its place in the store"
-        way = 'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
-        compare(resized(self._layout(), now), now, what, (way,))
+        ways = [
+            'to add layers: run.detach() after a commit, then attach with Resume(model="partial")'
+        ]
+        stored = resized(self._layout(), now)
+        new = [name for name in now if name not in stored]
+        if new and all(now[name].kind == "buffer" for name in new):
+            ways.clear()
+            what += (
+                ". A buffer is there from the beginning: in place of None write register_buffer("
+                f"{new[0].rpartition('.')[2]!r}, torch.empty(0)), which may get another shape later"
+            )
+        compare(stored, now, what, ways)
         self._scan(*found)
         alive = {id(member.tensor): self._placed[member.name] for member in self._members}
         for name, old in before.items():

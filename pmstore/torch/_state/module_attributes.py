@@ -6,35 +6,47 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from pmstore import Store
 from pmstore._engine._binding import Watch
-from pmstore.objects.structure import encode, join, split
-from pmstore.torch._random.defaults import set_states, states_of
+from pmstore.objects.structure import (
+    COLLECTIONS,
+    LossyError,
+    encode,
+    has_factory,
+    is_leaf,
+    is_namedtuple,
+    join,
+    split,
+)
+from pmstore.torch._random.defaults import bits_of, set_states, states_of
 from pmstore.torch._random.search import OF_MODULES, Found, Holder, find_in_modules
 from pmstore.torch._state.model import ModelBinding
 from pmstore.torch._state.optimizer_state import is_constant
 from pmstore.torch.changes import OTHERS, SAME, VALUES, sample_of, still
-from pmstore.torch.kept_structure import Structure, raw_bytes
+from pmstore.torch.kept_structure import Structure, become, objects_in, raw_bytes
 from pmstore.torch.keys import full_name
-from pmstore.torch.run_errors import AttachError
 
 _FRAMEWORKS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
-_COLLECTIONS = (list, dict, tuple, set, frozenset, deque, OrderedDict, Counter, defaultdict)
 _ARRAYS = (np.ndarray, torch.Tensor)
 _TABLE_BYTES = 1 << 16
 """A collection without arrays that is larger when it is first seen is a table, and not looked
 at."""
 _MOST_BYTES = 1 << 20
 """Of any other one, and of an array."""
+_TOO_LARGE = (
+    f"more than {_MOST_BYTES >> 20} MiB, or {_TABLE_BYTES >> 10} KiB without an array, is too large"
+)
 _GRAPH_BYTES = 1 << 18
 """Of all that has tensors of a graph in it: more is what forwards leave behind, to be looked at."""
 _SAMPLED = 512
@@ -76,9 +88,10 @@ def _own_keys(module: nn.Module) -> list[str]:
 def _computed(module: nn.Module, key: str) -> bool:
     """Whether a hook of torch makes it anew before each forward: weight_norm, spectral_norm and
     pruning of torch.nn.utils."""
-    hooks = module._forward_pre_hooks.values()
     return any(
-        key in (getattr(one, "name", None), getattr(one, "_tensor_name", None)) for one in hooks
+        key == (one._tensor_name if isinstance(one, BasePruningMethod) else one.name)
+        for one in module._forward_pre_hooks.values()
+        if isinstance(one, (BasePruningMethod, SpectralNorm, WeightNorm))
     )
 
 
@@ -112,9 +125,14 @@ def _detached(value: Any) -> Any:
 
 
 class _Trace:
-    """What tells whether a large value is another one. An array is not held."""
+    """What tells whether a value that is not kept is another one. An array is not held.
 
-    def __init__(self, value: Any) -> None:
+    Attributes:
+        why: it is not kept.
+    """
+
+    def __init__(self, value: Any, why: str) -> None:
+        self.why = why
         self._held: Any = weakref.ref(value) if isinstance(value, _ARRAYS) else value
         self._seen = sample_of(value)
         self._content = _some_bytes(value)
@@ -138,42 +156,29 @@ def _some_bytes(value: Any) -> bytes | None:
 
 
 def _may_be_data(value: Any) -> bool:
-    return type(value) in (*_COLLECTIONS, *_ARRAYS) or isinstance(value, (np.generic, Enum))
+    kind: Any = type(value)
+    return kind in COLLECTIONS or kind in _ARRAYS or is_leaf(kind) or is_namedtuple(kind)
 
 
-def _data(value: Any) -> Data | None:
-    """None: it is no data that is kept."""
+def _data(value: Any, given: Any = None) -> Data | None:
+    """None: it is no data that is kept. given: what the program gave in its place; a dict with a
+    factory that is code takes it from there.
+
+    Raises: LossyError: it would come back as another type.
+    """
     if not (is_constant(value) or _may_be_data(value)):
         return None
     if type(value) in _ARRAYS and not _is_plain(value):
         return None
+    if type(value) is type(given) is defaultdict and has_factory(value):
+        value = dict(value)
     try:
-        encoded, arrays = encode(value, _ARRAYS)
-    except (TypeError, ValueError, RecursionError):
+        encoded, arrays = encode(value, _ARRAYS, exact=True)
+    except LossyError:
+        raise
+    except (TypeError, ValueError):
         return None
     return Data(encoded, arrays) if all(map(_is_plain, arrays)) else None
-
-
-def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    """Puts the value into the object that is there, if that can take it: others may have it too."""
-    here: Any = table.get(key)
-    kind = type(here)
-    if kind is not type(value) and (kind, type(value)) != (defaultdict, dict):  # as it is stored
-        table[key] = value
-    elif isinstance(here, torch.Tensor) and here.shape == value.shape and here.dtype == value.dtype:
-        if _of_graph(here) or here.is_inference():
-            table[key] = value
-        else:
-            here.copy_(value)
-    elif kind is np.ndarray and here.shape == value.shape and here.dtype == value.dtype:
-        here[...] = value
-    elif kind is list:
-        here[:] = value
-    elif kind in (dict, OrderedDict, Counter, defaultdict):
-        here.clear()
-        here.update(value)
-    else:
-        table[key] = value
 
 
 class AttributesPart:
@@ -197,6 +202,7 @@ class AttributesPart:
         self._left_alone: dict[Place, _Trace | None] = {}  # too large; None: it was told of
         self._room = 0  # bytes for what is of a graph
         self._changed: dict[Place, Any] = {}
+        self._ours: dict[int, Any] = {}  # what could be changed at the last commit, by its id
         self._arrays: set[Place] = set()  # of what has arrays in it, what is kept
         self._watch: Watch | None = None  # None: nothing is known
         self._tables: dict[str, dict[str, Any]] = {}  # attributes, by the names of modules
@@ -232,40 +238,48 @@ class AttributesPart:
         self._given = {(name, key): None for name, table in self._tables.items() for key in table}
         for name, key in self._constants:
             self._given[name, key] = self._tables[name][key], b""
-        for name, key in list(self._mutable):
-            value = self._tables[name][key]
-            data = _data(value)
+        for place in list(self._mutable):
+            value = self._tables[place[0]][place[1]]
+            try:
+                data = _data(value, value)
+            except LossyError as error:
+                self._leave_alone(place, value, error.why)
+                continue
             if data is not None and any(map(_of_graph, data.arrays)):
                 continue
             if data is not None and data.large:
-                self._leave_alone((name, key), value)
+                self._leave_alone(place, value, _TOO_LARGE)
             elif data is not None and not data.arrays:
-                self._given[name, key] = copy.deepcopy(value), data.encoded
+                self._given[place] = copy.deepcopy(value), data.encoded
         return watch
 
-    def _leave_alone(self, place: Place, value: Any) -> None:
-        self._left_alone[place] = _Trace(value)
+    def _leave_alone(self, place: Place, value: Any, why: str) -> None:
+        """It is not kept. A warning says so once it changes."""
+        self._left_alone[place] = _Trace(value, why)
         self._mutable.remove(place)
 
+    def _give_up(self, place: Place, why: str) -> None:
+        """It has changed, and is kept no more."""
+        self._left_alone[place] = None
+        if place in self._mutable:
+            self._mutable.remove(place)
+        self._changed.pop(place, None)
+        warnings.warn(
+            f"{describe(place)} changed, and is not kept as an attribute: {why}. After a restart "
+            "it is as the program makes it. If the training depends on it, make it a buffer, "
+            "register_buffer(...), or keep it in the store",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
     def _tell_left_alone(self) -> None:
-        """Warns, once, of what is too large to be kept and has changed."""
-        changed: list[Place] = []
+        """Warns, once, of what is not kept and has changed."""
         for (name, key), trace in self._left_alone.items():
             now = self._tables.get(name, {}).get(key)
             if trace is not None and not trace.fits(now):
                 self._left_alone[name, key] = None
                 if not _of_graph(now):  # else a forward has left it behind
-                    changed.append((name, key))
-        if not changed:
-            return
-        warnings.warn(
-            f"{', '.join(map(describe, changed))} changed, and is too large to be kept as an "
-            f"attribute (more than {_MOST_BYTES >> 20} MiB, or {_TABLE_BYTES >> 10} KiB without an "
-            "array): after a restart it is as the program makes it. If the training depends on it, "
-            "make it a buffer, register_buffer(...), or keep it in the store",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+                    self._give_up((name, key), trace.why)
 
     @property
     def watch(self) -> Watch | None:
@@ -274,7 +288,7 @@ class AttributesPart:
         return None if looked else self._watch
 
     def capture(self) -> None:
-        """Pending until the next commit. Raises: AttachError: a collection has grown too large."""
+        """Pending until the next commit."""
         if self._given is None:  # a new run
             self._watch = self._begin(self._look())
         known, self._watch = self._watch, None  # nothing is known until all is written
@@ -304,10 +318,20 @@ class AttributesPart:
         for (name, key), value in self._changed.items():
             given = self._given_value((name, key))
             changed.setdefault(name, {})[key] = [value, *(() if given is None else given[:1])]
+        self._ours = self._find_ours(self._mutable) if self._mutable else {}
         generators = states_of(self._generators)
         if changed or arrays or generators or self._part.stored:
             self._part.write({"changed": changed, "arrays": arrays, "generators": generators})
         self._watch = known
+
+    def _find_ours(self, places: list[Place]) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for name, key in places:
+            value = self._tables.get(name, {}).get(key)
+            if type(value) in COLLECTIONS or type(value) in _ARRAYS or isinstance(value, tuple):
+                for _, one in objects_in(value):
+                    found[id(one)] = one
+        return found
 
     def _given_value(self, place: Place) -> tuple[Any, bytes] | None:
         return self._given.get(place) if self._given is not None else None
@@ -328,7 +352,11 @@ class AttributesPart:
     def _note_mutable(self, place: Place, arrays: dict[str, dict[str, Any]]) -> None:
         name, key = place
         value, given = self._tables[name][key], self._given_value(place)
-        data = _data(value)
+        try:
+            data = _data(value, None if given is None else given[0])
+        except LossyError as error:
+            self._give_up(place, error.why)
+            return
         # one that the program gave as None is not known to be small
         known = place in self._changed or place in self._arrays or bool(given and given[1])
         if data is None or data.arrays:
@@ -340,14 +368,10 @@ class AttributesPart:
             if self._room >= 0:
                 arrays.setdefault(name, {})[key] = _detached(value)
             return
-        if data.data_bytes > _MOST_BYTES and known:
-            raise AttachError(
-                f"{key!r} of {_called(name)} has grown to {data.data_bytes:,} bytes, which each "
-                "commit would look through: keep it in the store, as store.list(...), or as a "
-                "buffer, or outside the module"
-            )
-        if data.large and not known:
-            self._leave_alone(place, value)
+        if known and data.data_bytes > _MOST_BYTES:
+            self._give_up(place, f"it has grown to {data.data_bytes:,} bytes. {_TOO_LARGE}")
+        elif data.large and not known:
+            self._leave_alone(place, value, _TOO_LARGE)
         elif data.arrays:
             arrays.setdefault(name, {})[key] = value
         elif place in self._changed or given is None or given[1] != data.encoded:
@@ -361,6 +385,7 @@ class AttributesPart:
         watch = self._look()
         if self._given is None:
             self._begin(watch)
+            self._ours = self._find_ours(self._mutable) if self._mutable else {}
         held: Mapping[str, Any] = self._part.read() if self._part.stored else _NOTHING
         self._changed = {
             (name, key): value
@@ -371,19 +396,32 @@ class AttributesPart:
         wanted = dict(self._changed)
         for name, values in held["arrays"].items():
             wanted.update(((name, key), value) for key, value in values.items())
+        ours = {**self._ours}
         for place in [*self._constants, *self._mutable]:
             if place not in wanted:
-                self._take_back(*place)
+                self._take_back(*place, ours)
         for (name, key), value in wanted.items():
             if name in self._tables:
-                _put(self._tables[name], key, copy.deepcopy(value))
+                self._put(name, key, value, ours)
+        places = [*self._mutable, *wanted]
+        self._ours = self._find_ours(places) if places else {}
         set_states(held["generators"], self._generators)
 
-    def _take_back(self, name: str, key: str) -> None:
+    def _put(self, name: str, key: str, value: Any, ours: dict[int, Any]) -> None:
+        table = self._tables[name]
+        here, value = table.get(key), copy.deepcopy(value)
+        if _of_graph(here):
+            table[key] = value
+        elif not (  # else another attribute has it too, and was put there
+            id(here) in self._ours and id(here) not in ours and bits_of(here) == bits_of(value)
+        ):
+            table[key] = become(here, value, ours)
+
+    def _take_back(self, name: str, key: str, ours: dict[int, Any]) -> None:
         table, given = self._tables[name], self._given_value((name, key))
         if given is not None:
             if given[0] is not table[key]:
-                _put(table, key, copy.deepcopy(given[0]))
+                self._put(name, key, given[0], ours)
         elif self._given is not None and (name, key) not in self._given:
             del table[key]
 
@@ -403,7 +441,10 @@ def conflicts(
     for name, values in part.read()["changed"].items():
         for key, known in values.items():
             given = vars(modules[name]).get(key, _ABSENT) if name in modules else _ABSENT
-            data = _data(given)
+            try:
+                data = _data(given, given)
+            except LossyError:
+                continue
             if data is None or len(known) < 2:
                 continue
             if data.encoded not in [encode(one)[0] for one in known]:

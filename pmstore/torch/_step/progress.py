@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from pmstore import Store
+from pmstore.objects.structure import COLLECTIONS
 from pmstore.torch._data.position import Place, Position
-from pmstore.torch.kept_structure import Structure
+from pmstore.torch.kept_structure import Structure, become, objects_in
 
 # Places in the stored array.
 _STEP, _DATA_EPOCH, _BATCH, _MIDSTEP = range(4)
@@ -254,76 +252,40 @@ class RunState:
 
         Raises: TypeError: a value is not plain data, or would come back as another one.
         """
-        found = list(_objects(self.values))
-        written = dict(found)
+        try:
+            found = list(objects_in(self.values, "run.state"))
+            self._part.write(self.values, exact=True)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"run.state: {error}") from None
+        except RecursionError:
+            raise ValueError("run.state: a value contains itself") from None
+        written = {id(one): one for _, one in found}
         if len(written) != len(found) and not self._told:
-            self._tell_shared()
-        self._part.write(self.values)
+            self._tell_shared(found)
         self._written = written
         self.stored = True
 
-    def _tell_shared(self) -> None:
-        """Warns, once, of a list or dict in two places. (An array is rarely changed in place.)"""
+    def _tell_shared(self, found: list[tuple[str, Any]]) -> None:
+        """Warns, once, of a collection in two places. (An array is rarely changed in place.)"""
         first: dict[int, str] = {}
-        for key, value in self.values.items():
-            for at, one in _objects(value):
-                if first.setdefault(at, key) != key and type(one) in (dict, list):
-                    self._told = True
-                    warnings.warn(
-                        f"run.state: {first[at]!r} and {key!r} hold the same {type(one).__name__}. "
-                        "After a restart each has its own: what changes in one is not seen in the "
-                        "other",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-                    return
+        for place, one in found:
+            if first.setdefault(id(one), place) != place and type(one) in COLLECTIONS:
+                self._told = True
+                warnings.warn(
+                    f"{first[id(one)]} and {place} hold the same {type(one).__name__}. After a "
+                    "restart each has its own: what changes in one is not seen in the other",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return
 
     def restore(self) -> None:
         """The values become those of the last commit."""
         self._part.forget()
         self.stored = self._part.stored
         ours = {**self._written, id(self.values): self.values}
-        _become(self.values, self._part.read() if self.stored else {}, ours)
-        self._written = dict(_objects(self.values))
-
-
-def _objects(value: Any) -> Iterator[tuple[int, Any]]:
-    """The dicts, lists and arrays of a value, by their ids.
-
-    Raises: TypeError: a defaultdict is in it.
-    """
-    if type(value) is defaultdict:
-        raise TypeError(
-            "run.state: a defaultdict comes back without its factory, which is code. Use a dict, "
-            "and d[key] = d.get(key, 0) + 1 or d.setdefault(key, []).append(one)"
-        )
-    if type(value) in (dict, list) or isinstance(value, (np.ndarray, torch.Tensor)):
-        yield id(value), value
-    if type(value) in (dict, list):
-        for one in value.values() if type(value) is dict else value:
-            yield from _objects(one)
-
-
-def _become(here: Any, wanted: Any, ours: dict[int, Any]) -> Any:
-    """What is wanted, in the dicts, lists and arrays that are here: the program may hold them. Only
-    in those that are ours, which were there at the last commit, and in each once: others are the
-    program's, which has put them here since then."""
-    if type(here) is not type(wanted) or ours.pop(id(here), None) is None:
-        return wanted
-    if type(here) is dict:
-        known = dict(here)
-        here.clear()
-        here.update((key, _become(known.get(key), one, ours)) for key, one in wanted.items())
-        return here
-    if type(here) is list:
-        known_items = [*here, *[None] * len(wanted)]
-        here[:] = [_become(one, now, ours) for one, now in zip(known_items, wanted, strict=False)]
-        return here
-    if here.shape != wanted.shape or here.dtype != wanted.dtype:
-        return wanted
-    try:
-        with torch.inference_mode():  # its tensors, and leaves, are written to as others are
-            here[...] = wanted
-    except (RuntimeError, ValueError):  # it is expanded, or for reading: nothing was written
-        return wanted
-    return here
+        become(self.values, self._part.read() if self.stored else {}, ours)
+        self._written = {}
+        for _, one in objects_in(self.values, ""):
+            self._written[id(one)] = one
