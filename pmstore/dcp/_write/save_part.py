@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pmstore._engine.bring import PIECE_BYTES, bring_home
-from pmstore._engine.constants import FILL_NONE
+from pmstore._engine.constants import FILL_OF_SLOT
 from pmstore.dcp._format import copies, folder_layout
 from pmstore.objects import tensor as tensors
 
@@ -44,9 +44,11 @@ class Part:
         return number, start, self.arrays[number][start : start + nbytes]
 
     def _new(self, nbytes: int) -> int:
+        """Makes an array. It is written once, so that no log has to be reserved for it: as for a
+        slot."""
         number = len(self.arrays)
         descriptor, itemsize = tensors.describe_new(nbytes, torch.uint8)
-        self.arrays.append(self.group._create(str(number), descriptor, itemsize, FILL_NONE))
+        self.arrays.append(self.group._create(str(number), descriptor, itemsize, FILL_OF_SLOT))
         return number
 
     def bring_home(
