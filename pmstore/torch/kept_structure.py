@@ -105,7 +105,7 @@ def become(here: Any, wanted: Any, ours: dict[int, Any]) -> Any:
     them. Only in those that are ours, which were there at the last commit, and in each once: others
     are the program's, which has put them here since then. wanted: nobody else holds it."""
     kind = type(here)
-    named = kind is tuple or is_namedtuple(kind)
+    named = is_namedtuple(kind) or kind is tuple
     if named and kind is type(wanted) and len(here) == len(wanted):
         return tuple.__new__(kind, map(become, here, wanted, [ours] * len(here)))
     # a dict: as one is stored whose factory is code
