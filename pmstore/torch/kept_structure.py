@@ -104,7 +104,7 @@ def become(here: Any, wanted: Any, ours: dict[int, Any]) -> Any:
     """Returns what is wanted, in the collections and arrays that are here: the program may hold
     them. Only in those that are ours, which were there at the last commit, and in each once: others
     are the program's, which has put them here since then. wanted: nobody else holds it."""
-    kind = type(here)
+    kind: Any = type(here)
     named = is_namedtuple(kind) or kind is tuple
     if named and kind is type(wanted) and len(here) == len(wanted):
         return tuple.__new__(kind, map(become, here, wanted, [ours] * len(here)))
