@@ -21,6 +21,7 @@ from enum import Enum, EnumMeta, Flag, IntFlag
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -46,7 +47,7 @@ _PARTS: dict[str, Callable[[list[Any]], Any]] = {
     "set": set,
     "frozenset": frozenset,
     "Decimal": lambda parts: Decimal(*parts),
-    "Fraction": lambda parts: Fraction(parts[0], parts[1]),
+    "Fraction": lambda parts: _fraction(*parts),
     "Path": lambda parts: Path(*parts),
     "range": lambda parts: range(*parts),
     "slice": lambda parts: slice(*parts),
@@ -93,6 +94,13 @@ class LossyError(TypeError):
     def __init__(self, where: str, why: str) -> None:
         super().__init__(f"cannot store the state at {where or 'the top'}: {why}")
         self.why = why
+
+
+def _fraction(numerator: int, denominator: int) -> Fraction:
+    """Raises: ArithmeticError: it is none. (A text may say 1e999999999, which takes hours.)"""
+    if type(numerator) is not int or type(denominator) is not int:
+        raise ArithmeticError
+    return Fraction(numerator, denominator)
 
 
 @lru_cache(4096)
@@ -321,7 +329,7 @@ def _unmark(mark: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
             return torch.Size(parts)
         if name == "device":
             return torch.device(mark["name"])
-        dtype = getattr(torch, mark["name"].removeprefix("torch."), None)
+        dtype = vars(torch).get(mark["name"].removeprefix("torch."))  # `getattr` imports
         if isinstance(dtype, torch.dtype):
             return dtype
     raise ValueError(f"a stored state has a mark that this version does not know: {name!r}")
@@ -336,8 +344,13 @@ def _find_class(name: str) -> Any:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, "__dict__", {}).get(part)
-    return found
+        # `isinstance` and attributes of other objects, as of lazy ones, may be code
+        base = next((base for base in (type, ModuleType) if issubclass(type(found), base)), None)
+        found = None if base is None else _DICT_OF[base].__get__(found).get(part)
+    return found if issubclass(type(found), type) else None
+
+
+_DICT_OF: dict[type, Any] = {base: vars(base)["__dict__"] for base in (type, ModuleType)}
 
 
 def _is_found(kind: type) -> bool:

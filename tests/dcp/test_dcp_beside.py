@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import pmstore
 from pmstore.dcp import StoreWriter
+from pmstore.dcp._format import folder_layout
 from pmstore.dcp._write import staging
 from pmstore.dcp._write.committed_tensors import Pin
 from pmstore.dcp._write.rank_store import RankStore
@@ -149,6 +150,92 @@ dcp.async_save({"x": x}, checkpoint_id=sys.argv[1], storage_writer=StoreWriter(s
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, shm / "c"], check=True)
     expected = {"x": torch.arange(3_000_000.0)}
     assert equal(load(shm / "c", expected), expected)
+
+
+def test_two_threads_stage_with_one_writer(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have one memory, in turns."""
+    writer, pin, begun = StoreWriter(shm), staging.pin, threading.Event()
+
+    def slow(pairs: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            other.join(0.3)
+        return pin(pairs)
+
+    def second() -> None:
+        begun.wait()
+        begin(shm, state(2), writer).result()
+
+    other = threading.Thread(target=second)
+    monkeypatch.setattr(staging, "pin", slow)
+    other.start()
+    begin(shm, state(1), writer).result()
+    other.join()
+    assert equal(load(shm, state(1), number=1), state(1))
+    assert equal(load(shm, state(2), number=2), state(2))
+
+
+@pytest.mark.parametrize("look", [lambda staged: staged["step"], dict])
+def test_what_the_program_looked_into_is_not_overwritten(shm: Path, look: Any) -> None:
+    """Nobody knows which thread saves it, and when that is over."""
+    writer = StoreWriter(shm)
+    staged = writer.stage(state(1))
+    held = look(staged)
+    content = staged if held == 1 else held
+    del staged
+    begin(shm / "other", state(2), writer).result()
+    save(shm, content, writer)
+    assert equal(load(shm, state(1)), state(1))
+
+
+def test_writers_that_change_folders_do_not_wait_for_each_other(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, both = StoreWriter(shm / "a"), StoreWriter(shm / "b"), threading.Event()
+    really = StoreWriter.set_up_storage_writer
+
+    def late(self: StoreWriter, *args: Any, **kwargs: Any) -> None:
+        both.wait()
+        really(self, *args, **kwargs)
+
+    monkeypatch.setattr(StoreWriter, "set_up_storage_writer", late)
+    one, other = begin(shm / "b", state(1), first), begin(shm / "a", state(2), second)
+    both.set()
+    one.result(20)
+    other.result(20)
+    assert equal(load(shm / "b", state(1)), state(1))
+    assert equal(load(shm / "a", state(2)), state(2))
+
+
+def test_a_part_that_is_published_while_another_save_sweeps_stays(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = StoreWriter(shm, keep=3), StoreWriter(shm, keep=3)
+    named, finish = folder_layout.named_parts, StoreWriter.finish
+    written, read = threading.Event(), threading.Event()
+    save(shm, state(1), second)
+    thread = threading.Thread(target=save, args=(shm, state(2), first))
+
+    def slow(folder: str) -> Any:
+        found = named(folder)
+        if threading.current_thread() is not thread:
+            read.set()
+            thread.join()
+        return found
+
+    def waits(self: StoreWriter, *args: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is thread:
+            written.set()
+            read.wait()
+        finish(self, *args, **kwargs)
+
+    monkeypatch.setattr(StoreWriter, "finish", waits)
+    thread.start()
+    written.wait()
+    monkeypatch.setattr(folder_layout, "named_parts", slow)
+    save(shm, state(3), second)
+    for number in (1, 2, 3):
+        assert equal(load(shm, state(number), number=number), state(number))
 
 
 def test_a_child_that_is_forked_meanwhile(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

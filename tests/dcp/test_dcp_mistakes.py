@@ -33,6 +33,11 @@ def test_an_address_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         StoreWriter(url)
     with pytest.raises(ValueError, match="is an address"):
         dcp.save({"w": torch.ones(3)}, checkpoint_id=url, storage_writer=StoreWriter("c"))
+    writer = StoreWriter("c")
+    failed = dcp.async_save({"w": torch.ones(3)}, checkpoint_id=url, storage_writer=writer)
+    with pytest.raises(ValueError, match="is an address"):
+        failed.result()
+    dcp.async_save({"w": torch.ones(3)}, checkpoint_id="c", storage_writer=writer).result()
     for make in (StoreReader, StoreReader.of_run):
         with pytest.raises(ValueError, match=r"is an address.*StoreReader\.of_epoch"):
             make(url)

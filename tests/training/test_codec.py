@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import enum
+import sys
+import types
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
@@ -146,6 +148,12 @@ def test_a_structure_becomes_another_in_the_objects_that_are_ours() -> None:
     assert type(here["a"][1]) is Point
 
 
+def test_a_size_becomes_the_one_that_is_wanted() -> None:
+    here = [torch.Size([1, 2])]
+    assert become(here, [torch.Size([3, 4])], {id(here): here}) is here
+    assert here == [torch.Size([3, 4])]
+
+
 def test_a_state_that_contains_itself_is_refused() -> None:
     state: list[Any] = []
     state.append(state)
@@ -205,6 +213,49 @@ def test_a_class_that_a_restart_would_not_find_is_refused() -> None:
     ):
         with pytest.raises(TypeError, match=rf"at \['a'\]: the {told} is found under no name"):
             split({"a": one})
+
+
+class Proxy:
+    """As lazy objects of frameworks: code runs whatever is asked of them."""
+
+    @property
+    def __class__(self) -> Any:
+        raise AssertionError("code of the program runs")
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None: ...
+
+    @property
+    def __dict__(self) -> Any:
+        raise AssertionError("code of the program runs")
+
+
+@pytest.mark.parametrize("kind", ["enum", "namedtuple"])
+def test_nothing_runs_of_what_a_mark_names(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    place = types.ModuleType("place")
+    vars(place)["proxy"] = object.__new__(Proxy)
+
+    class Lazy(types.ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError("code of the program runs")
+
+    monkeypatch.setitem(sys.modules, "place", place)
+    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
+    for name in ("place:proxy", "place:proxy.A", "lazy:A"):
+        mark = {"pmstore": kind, "class": name, "name": "A", "value": None, "parts": []}
+        with pytest.warns(RuntimeWarning, match="no imported module"):
+            assert join({**mark, "fields": []}, []) in ("A", ())
+
+
+def test_a_mark_imports_nothing_and_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "__getattr__", asked.append)
+    with pytest.raises(ValueError, match="does not know"):
+        join({"pmstore": "dtype", "name": "torch._lazy"}, [])
+    assert not asked
+    for parts in (["1e5", None], ["1e5", 1], [1.5, None]):
+        with pytest.raises(ValueError, match="has a Fraction that is none"):
+            join({"pmstore": "Fraction", "parts": parts}, [])
 
 
 def test_what_is_not_data_is_named_with_its_place() -> None:

@@ -109,25 +109,29 @@ class RankStore:
         """
         ours = {name for name in self.store if name.startswith("part-")}
         if ours:
+            # before the index is read: what is published meanwhile is in one of the two
+            under_way = self._under_way()
             named = {
                 part.name
                 for part in folder_layout.named_parts(self.folder)
                 if part.uuid == self.uuid
             }
-            ours -= named | self._under_way(named)
+            for thread, name in under_way.items():
+                if name in named:
+                    self._unpublished.pop(thread, None)
+            ours -= named.union(under_way.values())
         for name in ours:
             del self.store[name]
         if ours:
             self.store.commit()
 
-    def _under_way(self, named: set[str]) -> set[str]:
+    def _under_way(self) -> dict[threading.Thread, str]:
         """Returns the parts that other threads have committed and may yet publish, as long as the
-        thread lives. A thread that saves again is done with the part before. named: parts that an
-        index has, which were published."""
-        for thread, name in list(self._unpublished.items()):
-            if name in named or thread is threading.current_thread() or not thread.is_alive():
-                del self._unpublished[thread]
-        return set(self._unpublished.values())
+        thread lives. A thread that saves again is done with the part before."""
+        for thread in list(self._unpublished):
+            if thread is threading.current_thread() or not thread.is_alive():
+                self._unpublished.pop(thread, None)
+        return dict(self._unpublished)
 
 
 def _inode(path: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,8 @@ from pmstore.errors import PmstoreError
 _BEGIN_SECONDS = 60.0
 """How long a staged state dict is waited for until its save begins; torch begins at once."""
 _LOOK_SECONDS = 0.02
+_numbers = itertools.count()
+"""Of what is staged: a save waits for those before it alone, lest two wait for each other."""
 _AFTER_SECONDS = 0.0005
 """So long the thread that saves lets the one that called go on first: both want the interpreter's
 lock, and all cores copy when the save begins."""
@@ -42,6 +45,10 @@ class Staged(dict[str, Any]):
     def __init__(self, content: Mapping[str, Any], first_look: Callable[[], None]) -> None:
         super().__init__(content)
         self._first_look = first_look
+
+    def __iter__(self) -> Any:  # `dict(staged)` too
+        self._first_look()
+        return super().__iter__()
 
     def items(self) -> Any:
         self._first_look()
@@ -89,6 +96,7 @@ class Staging:
     """One staged state dict, from `stage` to the end of the thread that saves it."""
 
     def __init__(self, memory: Memory) -> None:
+        self.number: int = next(_numbers)
         self._memory = memory
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._first = threading.Lock()
@@ -144,24 +152,33 @@ class Staging:
         if self._error is not None:
             raise self._error
 
-    def wait(self) -> None:
+    def begin(self) -> None:
+        """Says that this thread saves it, if no thread was seen to. The main thread does not: it
+        says nothing of when it is done."""
+        if self._thread is None and threading.current_thread() is not threading.main_thread():
+            self._begun()
+
+    def wait(self) -> bool:
         """Waits until the save is over, however it ends. Torch does each save in a thread of its
-        own, and tells nobody of an error.
+        own, and tells nobody of an error. Returns whether it is known to be over: nobody knows of
+        one in the main thread, nor of what was dropped before it began.
 
         Raises: PmstoreError: nobody saves it.
         """
         until = time.monotonic() + _BEGIN_SECONDS
         while self._thread is None:
             if self._staged is None or self._staged() is None:
-                return
+                return False
             if time.monotonic() > until:
                 raise PmstoreError(
                     "a state dict that was staged before is still there, and nobody saves it: let "
                     "go of what stage() returned, or save it"
                 )
             time.sleep(_LOOK_SECONDS)
-        if self._thread not in (threading.current_thread(), threading.main_thread()):
-            self._thread.join()
+        if self._thread in (threading.current_thread(), threading.main_thread()):
+            return False
+        self._thread.join()
+        return True
 
     def is_of_this_thread(self) -> bool:
         return self._thread is threading.current_thread()

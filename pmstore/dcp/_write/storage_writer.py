@@ -98,6 +98,7 @@ class StoreWriter(StorageWriter, AsyncStager):
         self._memory = Memory()  # of what `stage` copies
         self._staging: Staging | None = None
         self._once = Once()
+        self._one_stages = threading.Lock()  # it has the memory
         self._used = False
         _warn_of_old_torch()
 
@@ -110,7 +111,10 @@ class StoreWriter(StorageWriter, AsyncStager):
         Raises: TypeError: a tensor that cannot be saved, by its name; TransactionError: a signal
             handler calls it in the middle of another save.
         """
-        with self._once.entered(self.checkpoint_id):
+        with self._once.entered(self.checkpoint_id), self._one_stages:
+            before = self._staging
+            if before is not None and not before.wait():
+                self._memory = Memory()  # somebody may still read what is in the other one
             self._wait(self.checkpoint_id)
             self._staging = staging = Staging(self._memory)
             _stagings[os.path.realpath(self.checkpoint_id)] = staging
@@ -121,14 +125,23 @@ class StoreWriter(StorageWriter, AsyncStager):
 
     def _wait(self, folder: str) -> None:
         """Waits for the staged save before: of this writer, and the last one to that folder."""
-        for staging in (self._staging, _stagings.get(os.path.realpath(folder))):
-            if staging is not None:
-                staging.wait()
+        mine = self._staging
+        if mine is not None and not mine.is_of_this_thread():
+            mine.wait()
+            mine = None
+        there = _stagings.get(os.path.realpath(folder))
+        if there is not None and (mine is None or there.number < mine.number):
+            there.wait()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins a new save. checkpoint_id: its folder; None: the folder of the save before."""
         if checkpoint_id is not None:
-            self.checkpoint_id = folder_layout.path_of(checkpoint_id, _INSTEAD)
+            try:
+                self.checkpoint_id = folder_layout.path_of(checkpoint_id, _INSTEAD)
+            except (TypeError, ValueError):
+                if self._staging is not None:
+                    self._staging.begin()  # the next one waits for the end of this thread
+                raise
         self._local.told = _Told(self.checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:

@@ -123,7 +123,8 @@ def _subclasses(kind: type) -> list[type]:
     """The class and all that are derived from it."""
     found = [kind]
     for one in found:
-        found += [below for below in type.__subclasses__(one) if below not in found]
+        derived: list[type] = type.__subclasses__(one)
+        found += [below for below in derived if below not in found]
     return found
 
 
