@@ -625,6 +625,7 @@ VALUES: dict[str, Any] = {
     "plain": [Path("a"), bytearray(b"b"), range(3), slice(1), Fraction(1, 3), Decimal("1.0")],
     "time": dt.datetime(2020, 1, 2),
     "of torch": [torch.float16, torch.device("cpu"), torch.Size([2])],
+    "a shape": torch.Size([2]),
 }
 
 
@@ -642,6 +643,9 @@ def test_a_value_comes_back_as_what_it_is(path: Path, where: str, name: str) -> 
             for number, batch in enumerate(run.batches(epochs=1)):
                 model(batch)
                 place["held"] = copy.deepcopy(VALUES[name])
+                if number == 1:
+                    run.rollback()
+                    assert repr(place["held"]) == repr(VALUES[name])
                 if number == 2:
                     raise Kill
 
