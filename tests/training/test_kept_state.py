@@ -650,6 +650,13 @@ def test_a_value_comes_back_as_what_it_is(path: Path, where: str, name: str) -> 
                     raise Kill
 
 
+class Text(str):
+    pass
+
+
+LOCAL: Any = Enum("Kind", "A B")
+
+
 class Local(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -682,6 +689,40 @@ def test_an_attribute_that_would_come_back_as_another_type_is_told_once(
             setattr(model, name, change(model))
         with step(run):
             setattr(model, name, change(model))  # a second warning would be an error
+        run.detach()
+
+
+@pytest.mark.parametrize(
+    ("held", "more"),
+    [
+        ({"weights": Text("a"), "calls": 0, "seen": torch.ones(1)}, {"calls": 1}),
+        ({"weights": torch.ones(1), "stage": LOCAL.A}, {"stage": LOCAL.B}),
+        ({"calls": [defaultdict(lambda: 1)]}, {"calls": [defaultdict(lambda: 1, a=1)]}),
+    ],
+)
+def test_a_change_within_what_would_come_back_as_another_type_is_told(
+    path: Path, held: Any, more: Any
+) -> None:
+    model: Any = nn.Linear(3, 1)
+    model.held = copy.deepcopy(held)
+    with pmstore.open(path) as store:
+        run = attach(store, model=model)
+        with step(run):
+            model.held = copy.copy(model.held)
+        with pytest.warns(RuntimeWarning, match="held of the model changed"), step(run):
+            model.held.update(more)
+        run.detach()
+
+
+def test_an_attribute_that_contains_itself_is_no_data(path: Path) -> None:
+    model: Any = nn.Linear(3, 1)
+    model.held = [1]
+    model.held.append(model.held)
+    with pmstore.open(path) as store:
+        run = attach(store, model=model)
+        with step(run):
+            model.held[0] = 2
+        run.rollback()
         run.detach()
 
 

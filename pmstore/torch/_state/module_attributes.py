@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,13 +132,19 @@ class _Trace:
         why: it is not kept.
     """
 
-    def __init__(self, value: Any, why: str) -> None:
+    def __init__(self, value: Any, why: str, *, whole: bool) -> None:
+        """whole: all of it is compared, if it is not large."""
         self.why = why
+        data = _data(value, exact=None) if whole else None
+        self._data = None if data is None or data.large else _bits(data)
         self._held: Any = weakref.ref(value) if isinstance(value, _ARRAYS) else value
         self._seen = sample_of(value)
         self._content = _some_bytes(value)
 
     def fits(self, value: Any) -> bool:
+        if self._data is not None:
+            data = _data(value, exact=None)
+            return data is not None and _bits(data) == self._data
         held = self._held() if isinstance(self._held, weakref.ref) else self._held
         if held is not value:
             return False
@@ -155,14 +162,18 @@ def _some_bytes(value: Any) -> bytes | None:
     return raw_bytes(flat[:: max(flat.numel() // _SAMPLED, 1)]).tobytes()
 
 
+def _bits(data: Data) -> bytes:
+    return data.encoded + b"".join(raw_bytes(one).tobytes() for one in data.arrays)
+
+
 def _may_be_data(value: Any) -> bool:
     kind: Any = type(value)
     return kind in COLLECTIONS or kind in _ARRAYS or is_leaf(kind) or is_namedtuple(kind)
 
 
-def _data(value: Any, given: Any = None) -> Data | None:
+def _data(value: Any, given: Any = None, *, exact: bool | None = True) -> Data | None:
     """None: it is no data that is kept. given: what the program gave in its place; a dict with a
-    factory that is code takes it from there.
+    factory that is code takes it from there. exact: see `structure.split`.
 
     Raises: LossyError: it would come back as another type.
     """
@@ -173,7 +184,7 @@ def _data(value: Any, given: Any = None) -> Data | None:
     if type(value) is type(given) is defaultdict and has_factory(value):
         value = dict(value)
     try:
-        encoded, arrays = encode(value, _ARRAYS, exact=True)
+        encoded, arrays = encode(value, _ARRAYS, exact=exact)
     except LossyError:
         raise
     except (TypeError, ValueError):
@@ -243,19 +254,21 @@ class AttributesPart:
             try:
                 data = _data(value, value)
             except LossyError as error:
-                self._leave_alone(place, value, error.why)
+                self._leave_alone(place, value, error.why, whole=True)
                 continue
             if data is not None and any(map(_of_graph, data.arrays)):
                 continue
             if data is not None and data.large:
-                self._leave_alone(place, value, _TOO_LARGE)
+                self._leave_alone(place, value)
             elif data is not None and not data.arrays:
                 self._given[place] = copy.deepcopy(value), data.encoded
         return watch
 
-    def _leave_alone(self, place: Place, value: Any, why: str) -> None:
-        """It is not kept. A warning says so once it changes."""
-        self._left_alone[place] = _Trace(value, why)
+    def _leave_alone(
+        self, place: Place, value: Any, why: str = _TOO_LARGE, *, whole: bool = False
+    ) -> None:
+        """It is not kept. A warning says so once it changes. whole: see `_Trace`."""
+        self._left_alone[place] = _Trace(value, why, whole=whole)
         self._mutable.remove(place)
 
     def _give_up(self, place: Place, why: str) -> None:
@@ -329,8 +342,9 @@ class AttributesPart:
         for name, key in places:
             value = self._tables.get(name, {}).get(key)
             if type(value) in COLLECTIONS or type(value) in _ARRAYS or isinstance(value, tuple):
-                for _, one in objects_in(value):
-                    found[id(one)] = one
+                with suppress(RecursionError):  # it contains itself, and is not kept
+                    for _, one in objects_in(value):
+                        found[id(one)] = one
         return found
 
     def _given_value(self, place: Place) -> tuple[Any, bytes] | None:
@@ -371,7 +385,7 @@ class AttributesPart:
         if known and data.data_bytes > _MOST_BYTES:
             self._give_up(place, f"it has grown to {data.data_bytes:,} bytes. {_TOO_LARGE}")
         elif data.large and not known:
-            self._leave_alone(place, value, _TOO_LARGE)
+            self._leave_alone(place, value)
         elif data.arrays:
             arrays.setdefault(name, {})[key] = value
         elif place in self._changed or given is None or given[1] != data.encoded:
