@@ -714,6 +714,24 @@ def test_a_change_within_what_would_come_back_as_another_type_is_told(
         run.detach()
 
 
+class NotLookedAt(list[Any]):
+    """Fails where all of it is looked at."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+def test_what_is_no_data_is_not_searched_in_each_step(path: Path) -> None:
+    model: Any = nn.Linear(3, 1)
+    model.held = [model, NotLookedAt()]
+    with pmstore.open(path) as store:
+        run = attach(store, model=model)
+        for _ in range(2):
+            with step(run):
+                pass
+        run.detach()
+
+
 def test_an_attribute_that_contains_itself_is_no_data(path: Path) -> None:
     model: Any = nn.Linear(3, 1)
     model.held = [1]

@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,6 +248,7 @@ class AttributesPart:
         self._given = {(name, key): None for name, table in self._tables.items() for key in table}
         for name, key in self._constants:
             self._given[name, key] = self._tables[name][key], b""
+        kept: list[Place] = []
         for place in list(self._mutable):
             value = self._tables[place[0]][place[1]]
             try:
@@ -256,12 +256,15 @@ class AttributesPart:
             except LossyError as error:
                 self._leave_alone(place, value, error.why, whole=True)
                 continue
-            if data is not None and any(map(_of_graph, data.arrays)):
+            if data is None or any(map(_of_graph, data.arrays)):
                 continue
-            if data is not None and data.large:
+            if data.large:
                 self._leave_alone(place, value)
-            elif data is not None and not data.arrays:
+                continue
+            kept.append(place)
+            if not data.arrays:
                 self._given[place] = copy.deepcopy(value), data.encoded
+        self._ours = self._find_ours(kept)
         return watch
 
     def _leave_alone(
@@ -324,14 +327,13 @@ class AttributesPart:
             self._note_constants()
         arrays: dict[str, dict[str, Any]] = {}
         self._room = _GRAPH_BYTES
-        for place in list(self._mutable):
-            self._note_mutable(place, arrays)
+        data = [place for place in list(self._mutable) if self._note_mutable(place, arrays)]
         self._arrays = {(name, key) for name, values in arrays.items() for key in values}
         changed: dict[str, dict[str, Any]] = {}
         for (name, key), value in self._changed.items():
             given = self._given_value((name, key))
             changed.setdefault(name, {})[key] = [value, *(() if given is None else given[:1])]
-        self._ours = self._find_ours(self._mutable) if self._mutable else {}
+        self._ours = self._find_ours(data) if data else {}
         generators = states_of(self._generators)
         if changed or arrays or generators or self._part.stored:
             self._part.write({"changed": changed, "arrays": arrays, "generators": generators})
@@ -342,9 +344,8 @@ class AttributesPart:
         for name, key in places:
             value = self._tables.get(name, {}).get(key)
             if type(value) in COLLECTIONS or type(value) in _ARRAYS or isinstance(value, tuple):
-                with suppress(RecursionError):  # it contains itself, and is not kept
-                    for _, one in objects_in(value):
-                        found[id(one)] = one
+                for _, one in objects_in(value):
+                    found[id(one)] = one
         return found
 
     def _given_value(self, place: Place) -> tuple[Any, bytes] | None:
@@ -363,25 +364,26 @@ class AttributesPart:
                 kept[place] = value
         self._changed = kept
 
-    def _note_mutable(self, place: Place, arrays: dict[str, dict[str, Any]]) -> None:
+    def _note_mutable(self, place: Place, arrays: dict[str, dict[str, Any]]) -> bool:
+        """Returns whether it is data that is kept once it changes."""
         name, key = place
         value, given = self._tables[name][key], self._given_value(place)
         try:
             data = _data(value, None if given is None else given[0])
         except LossyError as error:
             self._give_up(place, error.why)
-            return
+            return False
         # one that the program gave as None is not known to be small
         known = place in self._changed or place in self._arrays or bool(given and given[1])
         if data is None or data.arrays:
             self._changed.pop(place, None)
         if data is None:
-            return
+            return False
         if any(map(_of_graph, data.arrays)):
             self._room -= data.data_bytes
             if self._room >= 0:
                 arrays.setdefault(name, {})[key] = _detached(value)
-            return
+            return True
         if known and data.data_bytes > _MOST_BYTES:
             self._give_up(place, f"it has grown to {data.data_bytes:,} bytes. {_TOO_LARGE}")
         elif data.large and not known:
@@ -390,6 +392,7 @@ class AttributesPart:
             arrays.setdefault(name, {})[key] = value
         elif place in self._changed or given is None or given[1] != data.encoded:
             self._changed[place] = value
+        return place not in self._left_alone
 
     def restore(self) -> None:
         """Sets attributes and generators to what the last commit holds, and takes back those that
@@ -399,7 +402,6 @@ class AttributesPart:
         watch = self._look()
         if self._given is None:
             self._begin(watch)
-            self._ours = self._find_ours(self._mutable) if self._mutable else {}
         held: Mapping[str, Any] = self._part.read() if self._part.stored else _NOTHING
         self._changed = {
             (name, key): value
@@ -417,8 +419,8 @@ class AttributesPart:
         for (name, key), value in wanted.items():
             if name in self._tables:
                 self._put(name, key, value, ours)
-        places = [*self._mutable, *wanted]
-        self._ours = self._find_ours(places) if places else {}
+        given = [place for place in self._mutable if self._given_value(place) is not None]
+        self._ours = self._find_ours([*given, *wanted])
         set_states(held["generators"], self._generators)
 
     def _put(self, name: str, key: str, value: Any, ours: dict[int, Any]) -> None:
