@@ -264,7 +264,7 @@ class AttributesPart:
             kept.append(place)
             if not data.arrays:
                 self._given[place] = copy.deepcopy(value), data.encoded
-        self._ours = self._find_ours(kept)
+        self._ours = self._find_ours(kept) if kept else {}
         return watch
 
     def _leave_alone(
@@ -419,8 +419,9 @@ class AttributesPart:
         for (name, key), value in wanted.items():
             if name in self._tables:
                 self._put(name, key, value, ours)
-        given = [place for place in self._mutable if self._given_value(place) is not None]
-        self._ours = self._find_ours([*given, *wanted])
+        given = self._given or {}
+        places = [place for place in self._mutable if given.get(place)] + [*wanted]
+        self._ours = self._find_ours(places) if places else {}
         set_states(held["generators"], self._generators)
 
     def _put(self, name: str, key: str, value: Any, ours: dict[int, Any]) -> None:
