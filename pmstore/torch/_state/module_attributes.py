@@ -327,7 +327,10 @@ class AttributesPart:
             self._note_constants()
         arrays: dict[str, dict[str, Any]] = {}
         self._room = _GRAPH_BYTES
-        data = [place for place in list(self._mutable) if self._note_mutable(place, arrays)]
+        data: list[Place] = []
+        for place in list(self._mutable):
+            if self._note_mutable(place, arrays):
+                data.append(place)
         self._arrays = {(name, key) for name, values in arrays.items() for key in values}
         changed: dict[str, dict[str, Any]] = {}
         for (name, key), value in self._changed.items():
@@ -420,7 +423,7 @@ class AttributesPart:
             if name in self._tables:
                 self._put(name, key, value, ours)
         given = self._given or {}
-        places = [place for place in self._mutable if given.get(place)] + [*wanted]
+        places = [*filter(given.get, self._mutable), *wanted]
         self._ours = self._find_ours(places) if places else {}
         set_states(held["generators"], self._generators)
 
