@@ -12,7 +12,7 @@ import torch
 from pmstore import Store
 from pmstore._base.mapping_protocol import Held
 from pmstore._engine._binding import same_bytes
-from pmstore.objects.structure import COLLECTIONS, Array, encode, is_namedtuple, join
+from pmstore.objects.structure import COLLECTIONS, Array, encode, join
 from pmstore.objects.values import LEAVES, Encoded
 
 _ARRAYS = (torch.Tensor, np.ndarray, torch.nn.Parameter)
@@ -100,16 +100,14 @@ def objects_in(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
                 yield from objects_in(one, f"{place}[{key!r}]")
 
 
-def _is_tuple(kind: type) -> bool:
-    return kind is tuple or is_namedtuple(kind)
-
-
 def become(here: Any, wanted: Any, ours: dict[int, Any]) -> Any:
     """Returns what is wanted, in the collections and arrays that are here: the program may hold
     them. Only in those that are ours, which were there at the last commit, and in each once: others
     are the program's, which has put them here since then. wanted: nobody else holds it."""
     kind = type(here)
-    if kind is type(wanted) and _is_tuple(kind) and len(here) == len(wanted):
+    if kind is torch.Size:
+        return wanted
+    if isinstance(here, tuple) and kind is type(wanted) and len(here) == len(wanted):
         return tuple.__new__(kind, map(become, here, wanted, [ours] * len(here)))
     # a dict: as one is stored whose factory is code
     if kind is not type(wanted) and (kind, type(wanted)) != (defaultdict, dict):

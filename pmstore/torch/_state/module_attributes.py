@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -327,10 +328,7 @@ class AttributesPart:
             self._note_constants()
         arrays: dict[str, dict[str, Any]] = {}
         self._room = _GRAPH_BYTES
-        data: list[Place] = []
-        for place in list(self._mutable):
-            if self._note_mutable(place, arrays):
-                data.append(place)
+        data = [*filter(partial(self._note_mutable, arrays=arrays), [*self._mutable])]
         self._arrays = {(name, key) for name, values in arrays.items() for key in values}
         changed: dict[str, dict[str, Any]] = {}
         for (name, key), value in self._changed.items():
