@@ -132,7 +132,7 @@ def _factory(item: Any) -> str | None:
 
 
 def encode(
-    state: Any, arrays: tuple[type, ...] = (np.ndarray,), *, exact: bool = False
+    state: Any, arrays: tuple[type, ...] = (np.ndarray,), *, exact: bool | None = False
 ) -> tuple[bytes, list[Array]]:
     """Returns the bytes of the skeleton, and the arrays: what `split` and `values.encode` make, in
     one pass. arrays: types that are arrays in it; other ones are found too, more slowly.
@@ -146,11 +146,11 @@ def encode(
     return values.encode(skeleton), found
 
 
-def split(state: Any, *, exact: bool = False) -> tuple[Any, list[Array]]:
+def split(state: Any, *, exact: bool | None = False) -> tuple[Any, list[Array]]:
     """Splits a structure into its skeleton and its arrays. The arrays are the structure's own, not
     copies. exact: all of it has to come back as what it is. Else a defaultdict whose factory is
     code comes back as a dict, because whoever loads the state has its own, and a number or a text
-    of another class as a plain one.
+    of another class as a plain one. None: nothing comes back, and classes need not be found again.
 
     Raises:
         TypeError: something in it is neither data nor a collection of data, or, as LossyError, it
@@ -170,7 +170,7 @@ def split(state: Any, *, exact: bool = False) -> tuple[Any, list[Array]]:
 class _Splitter:
     """Takes one structure apart."""
 
-    def __init__(self, exact: bool) -> None:
+    def __init__(self, exact: bool | None) -> None:
         self.arrays: list[Array] = []
         self._exact = exact
         self._way = (
@@ -201,7 +201,7 @@ class _Splitter:
                 return {_MARK: "Size", "parts": list(item)}
             return {_MARK: kind.__name__, "name": str(item)}
         if is_namedtuple(kind):
-            mark = {_MARK: "namedtuple", "class": _name_of(kind, "namedtuple", where)}
+            mark = {_MARK: "namedtuple", "class": self._name_of(kind, "namedtuple", where)}
             return {**mark, "fields": list(kind._fields), "parts": self._parts(item, where)}
         return self._of_a_class(item, kind, where)
 
@@ -243,7 +243,7 @@ class _Splitter:
         name = item.name if isinstance(item, Enum) and item.name in kind.__members__ else None
         member = name is not None or isinstance(item, Flag)  # programs compare members by `is`
         if member and (plain is None or self._exact or _is_found(kind)):
-            found = _name_of(kind, "enumeration", where)
+            found = self._name_of(kind, "enumeration", where)
             value = item.value if name is None else plain
             return {_MARK: "enum", "class": found, "name": name, "value": value}
         called = f"{kind.__module__}.{kind.__qualname__}"
@@ -256,6 +256,16 @@ class _Splitter:
             to = type(plain).__name__
             raise LossyError(where, f"{called} comes back as {to}: keep {to}(value)")
         return plain
+
+    def _name_of(self, kind: type, what: str, where: str) -> str:
+        """Raises: LossyError: a restart would not find it."""
+        if not _is_found(kind) and self._exact is not None:
+            raise LossyError(
+                where,
+                f"the {what} {kind.__qualname__} is found under no name of its module, as after a "
+                "restart it has to be: define it at the top of a module",
+            )
+        return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _in_order(items: Any) -> list[Any]:
@@ -355,17 +365,6 @@ _DICT_OF: dict[type, Any] = {base: vars(base)["__dict__"] for base in (type, Mod
 
 def _is_found(kind: type) -> bool:
     return _find_class(f"{kind.__module__}:{kind.__qualname__}") is kind
-
-
-def _name_of(kind: type, what: str, where: str) -> str:
-    """Raises: LossyError: a restart would not find it."""
-    if not _is_found(kind):
-        raise LossyError(
-            where,
-            f"the {what} {kind.__qualname__} is found under no name of its module, as after a "
-            "restart it has to be: define it at the top of a module",
-        )
-    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _tell_not_found(mark: Mapping[str, Any], instead: str) -> None:

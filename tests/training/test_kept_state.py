@@ -625,6 +625,7 @@ VALUES: dict[str, Any] = {
     "plain": [Path("a"), bytearray(b"b"), range(3), slice(1), Fraction(1, 3), Decimal("1.0")],
     "time": dt.datetime(2020, 1, 2),
     "of torch": [torch.float16, torch.device("cpu"), torch.Size([2])],
+    "a shape": torch.Size([2]),
 }
 
 
@@ -642,8 +643,18 @@ def test_a_value_comes_back_as_what_it_is(path: Path, where: str, name: str) -> 
             for number, batch in enumerate(run.batches(epochs=1)):
                 model(batch)
                 place["held"] = copy.deepcopy(VALUES[name])
+                if number == 1:
+                    run.rollback()
+                    assert repr(place["held"]) == repr(VALUES[name])
                 if number == 2:
                     raise Kill
+
+
+class Text(str):
+    pass
+
+
+LOCAL: Any = Enum("Kind", "A B")
 
 
 class Local(nn.Module):
@@ -678,6 +689,58 @@ def test_an_attribute_that_would_come_back_as_another_type_is_told_once(
             setattr(model, name, change(model))
         with step(run):
             setattr(model, name, change(model))  # a second warning would be an error
+        run.detach()
+
+
+@pytest.mark.parametrize(
+    ("held", "more"),
+    [
+        ({"weights": Text("a"), "calls": 0, "seen": torch.ones(1)}, {"calls": 1}),
+        ({"weights": torch.ones(1), "stage": LOCAL.A}, {"stage": LOCAL.B}),
+        ({"calls": [defaultdict(lambda: 1)]}, {"calls": [defaultdict(lambda: 1, a=1)]}),
+    ],
+)
+def test_a_change_within_what_would_come_back_as_another_type_is_told(
+    path: Path, held: Any, more: Any
+) -> None:
+    model: Any = nn.Linear(3, 1)
+    model.held = copy.deepcopy(held)
+    with pmstore.open(path) as store:
+        run = attach(store, model=model)
+        with step(run):
+            model.held = copy.copy(model.held)
+        with pytest.warns(RuntimeWarning, match="held of the model changed"), step(run):
+            model.held.update(more)
+        run.detach()
+
+
+class NotLookedAt(list[Any]):
+    """Fails where all of it is looked at."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+def test_what_is_no_data_is_not_searched_in_each_step(path: Path) -> None:
+    model: Any = nn.Linear(3, 1)
+    model.held = [model, NotLookedAt()]
+    with pmstore.open(path) as store:
+        run = attach(store, model=model)
+        for _ in range(2):
+            with step(run):
+                pass
+        run.detach()
+
+
+def test_an_attribute_that_contains_itself_is_no_data(path: Path) -> None:
+    model: Any = nn.Linear(3, 1)
+    model.held = [1]
+    model.held.append(model.held)
+    with pmstore.open(path) as store:
+        run = attach(store, model=model)
+        with step(run):
+            model.held[0] = 2
+        run.rollback()
         run.detach()
 
 

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,13 +132,19 @@ class _Trace:
         why: it is not kept.
     """
 
-    def __init__(self, value: Any, why: str) -> None:
+    def __init__(self, value: Any, why: str, *, whole: bool) -> None:
+        """whole: all of it is compared, if it is not large."""
         self.why = why
+        data = _data(value, exact=None) if whole else None
+        self._data = None if data is None or data.large else _bits(data)
         self._held: Any = weakref.ref(value) if isinstance(value, _ARRAYS) else value
         self._seen = sample_of(value)
         self._content = _some_bytes(value)
 
     def fits(self, value: Any) -> bool:
+        if self._data is not None:
+            data = _data(value, exact=None)
+            return data is not None and _bits(data) == self._data
         held = self._held() if isinstance(self._held, weakref.ref) else self._held
         if held is not value:
             return False
@@ -155,14 +162,18 @@ def _some_bytes(value: Any) -> bytes | None:
     return raw_bytes(flat[:: max(flat.numel() // _SAMPLED, 1)]).tobytes()
 
 
+def _bits(data: Data) -> bytes:
+    return data.encoded + b"".join(raw_bytes(one).tobytes() for one in data.arrays)
+
+
 def _may_be_data(value: Any) -> bool:
     kind: Any = type(value)
     return kind in COLLECTIONS or kind in _ARRAYS or is_leaf(kind) or is_namedtuple(kind)
 
 
-def _data(value: Any, given: Any = None) -> Data | None:
+def _data(value: Any, given: Any = None, *, exact: bool | None = True) -> Data | None:
     """None: it is no data that is kept. given: what the program gave in its place; a dict with a
-    factory that is code takes it from there.
+    factory that is code takes it from there. exact: see `structure.split`.
 
     Raises: LossyError: it would come back as another type.
     """
@@ -173,7 +184,7 @@ def _data(value: Any, given: Any = None) -> Data | None:
     if type(value) is type(given) is defaultdict and has_factory(value):
         value = dict(value)
     try:
-        encoded, arrays = encode(value, _ARRAYS, exact=True)
+        encoded, arrays = encode(value, _ARRAYS, exact=exact)
     except LossyError:
         raise
     except (TypeError, ValueError):
@@ -238,24 +249,30 @@ class AttributesPart:
         self._given = {(name, key): None for name, table in self._tables.items() for key in table}
         for name, key in self._constants:
             self._given[name, key] = self._tables[name][key], b""
+        kept: list[Place] = []
         for place in list(self._mutable):
             value = self._tables[place[0]][place[1]]
             try:
                 data = _data(value, value)
             except LossyError as error:
-                self._leave_alone(place, value, error.why)
+                self._leave_alone(place, value, error.why, whole=True)
                 continue
-            if data is not None and any(map(_of_graph, data.arrays)):
+            if data is None or any(map(_of_graph, data.arrays)):
                 continue
-            if data is not None and data.large:
-                self._leave_alone(place, value, _TOO_LARGE)
-            elif data is not None and not data.arrays:
+            if data.large:
+                self._leave_alone(place, value)
+                continue
+            kept.append(place)
+            if not data.arrays:
                 self._given[place] = copy.deepcopy(value), data.encoded
+        self._ours = self._find_ours(kept) if kept else {}
         return watch
 
-    def _leave_alone(self, place: Place, value: Any, why: str) -> None:
-        """It is not kept. A warning says so once it changes."""
-        self._left_alone[place] = _Trace(value, why)
+    def _leave_alone(
+        self, place: Place, value: Any, why: str = _TOO_LARGE, *, whole: bool = False
+    ) -> None:
+        """It is not kept. A warning says so once it changes. whole: see `_Trace`."""
+        self._left_alone[place] = _Trace(value, why, whole=whole)
         self._mutable.remove(place)
 
     def _give_up(self, place: Place, why: str) -> None:
@@ -311,14 +328,13 @@ class AttributesPart:
             self._note_constants()
         arrays: dict[str, dict[str, Any]] = {}
         self._room = _GRAPH_BYTES
-        for place in list(self._mutable):
-            self._note_mutable(place, arrays)
+        data = [*filter(partial(self._note_mutable, arrays=arrays), [*self._mutable])]
         self._arrays = {(name, key) for name, values in arrays.items() for key in values}
         changed: dict[str, dict[str, Any]] = {}
         for (name, key), value in self._changed.items():
             given = self._given_value((name, key))
             changed.setdefault(name, {})[key] = [value, *(() if given is None else given[:1])]
-        self._ours = self._find_ours(self._mutable) if self._mutable else {}
+        self._ours = self._find_ours(data) if data else {}
         generators = states_of(self._generators)
         if changed or arrays or generators or self._part.stored:
             self._part.write({"changed": changed, "arrays": arrays, "generators": generators})
@@ -349,33 +365,35 @@ class AttributesPart:
                 kept[place] = value
         self._changed = kept
 
-    def _note_mutable(self, place: Place, arrays: dict[str, dict[str, Any]]) -> None:
+    def _note_mutable(self, place: Place, arrays: dict[str, dict[str, Any]]) -> bool:
+        """Returns whether it is data that is kept once it changes."""
         name, key = place
         value, given = self._tables[name][key], self._given_value(place)
         try:
             data = _data(value, None if given is None else given[0])
         except LossyError as error:
             self._give_up(place, error.why)
-            return
+            return False
         # one that the program gave as None is not known to be small
         known = place in self._changed or place in self._arrays or bool(given and given[1])
         if data is None or data.arrays:
             self._changed.pop(place, None)
         if data is None:
-            return
+            return False
         if any(map(_of_graph, data.arrays)):
             self._room -= data.data_bytes
             if self._room >= 0:
                 arrays.setdefault(name, {})[key] = _detached(value)
-            return
+            return True
         if known and data.data_bytes > _MOST_BYTES:
             self._give_up(place, f"it has grown to {data.data_bytes:,} bytes. {_TOO_LARGE}")
         elif data.large and not known:
-            self._leave_alone(place, value, _TOO_LARGE)
+            self._leave_alone(place, value)
         elif data.arrays:
             arrays.setdefault(name, {})[key] = value
         elif place in self._changed or given is None or given[1] != data.encoded:
             self._changed[place] = value
+        return place not in self._left_alone
 
     def restore(self) -> None:
         """Sets attributes and generators to what the last commit holds, and takes back those that
@@ -385,7 +403,6 @@ class AttributesPart:
         watch = self._look()
         if self._given is None:
             self._begin(watch)
-            self._ours = self._find_ours(self._mutable) if self._mutable else {}
         held: Mapping[str, Any] = self._part.read() if self._part.stored else _NOTHING
         self._changed = {
             (name, key): value
@@ -403,7 +420,8 @@ class AttributesPart:
         for (name, key), value in wanted.items():
             if name in self._tables:
                 self._put(name, key, value, ours)
-        places = [*self._mutable, *wanted]
+        given = self._given or {}
+        places = [*filter(given.get, self._mutable), *wanted]
         self._ours = self._find_ours(places) if places else {}
         set_states(held["generators"], self._generators)
 
