@@ -173,6 +173,8 @@ class _Splitter:
     def __init__(self, exact: bool | None) -> None:
         self.arrays: list[Array] = []
         self._exact = exact
+        self._names: dict[type, str] = {}  # of classes that were found
+        self._members: dict[int, Any] = {}  # marks of members of enumerations, by their ids
         self._way = (
             "Keep plain values of it; what has a state of its own, a generator too, can be given "
             "to attach, as stateful={'name': it}"
@@ -239,13 +241,17 @@ class _Splitter:
         return made
 
     def _of_a_class(self, item: Any, kind: Any, where: str) -> Any:
+        known = self._members.get(id(item))
+        if known is not None:
+            return known
         plain = _plain(item)
         name = item.name if isinstance(item, Enum) and item.name in kind.__members__ else None
         member = name is not None or isinstance(item, Flag)  # programs compare members by `is`
         if member and (plain is None or self._exact or _is_found(kind)):
             found = self._name_of(kind, "enumeration", where)
             value = item.value if name is None else plain
-            return {_MARK: "enum", "class": found, "name": name, "value": value}
+            mark = {_MARK: "enum", "class": found, "name": name, "value": value}
+            return self._members.setdefault(id(item), mark)
         called = f"{kind.__module__}.{kind.__qualname__}"
         if plain is None:
             raise TypeError(
@@ -259,13 +265,16 @@ class _Splitter:
 
     def _name_of(self, kind: type, what: str, where: str) -> str:
         """Raises: LossyError: a restart would not find it."""
+        if kind in self._names:
+            return self._names[kind]
         if not _is_found(kind) and self._exact is not None:
             raise LossyError(
                 where,
                 f"the {what} {kind.__qualname__} is found under no name of its module, as after a "
                 "restart it has to be: define it at the top of a module",
             )
-        return f"{kind.__module__}:{kind.__qualname__}"
+        found = self._names[kind] = f"{kind.__module__}:{kind.__qualname__}"
+        return found
 
 
 def _in_order(items: Any) -> list[Any]:
