@@ -138,7 +138,8 @@ def test_what_becomes_plain_is_refused_where_all_has_to_be_exact(given: Any) -> 
 def test_a_structure_becomes_another_in_the_objects_that_are_ours() -> None:
     here = {"a": ([1], Point(deque([[2]]), {3})), "b": [4], "c": [5]}
     ours = {id(one): one for _, one in objects_in(here)}
-    row, inner, members, mine = here["a"][0], here["a"][1].x[0], here["a"][1].y, [6]  # type: ignore[attr-defined, index]
+    point: Any = here["a"][1]
+    row, inner, members, mine = here["a"][0], point.x[0], point.y, [6]
     here["b"], here["c"] = here["c"], mine
     wanted = {"a": ([7], Point(deque([[8]]), {9})), "b": [10], "c": [11]}
     assert become(here, copy.deepcopy(wanted), ours) is here
