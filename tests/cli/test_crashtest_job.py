@@ -201,7 +201,7 @@ def test_a_job_that_hangs_when_a_rank_is_lost(job: Path) -> None:
 def test_the_users_own_check(job: Path) -> None:
     (job / "check.py").write_text(CHECK)
     program = Program(command(), check=[sys.executable, "check.py"])
-    result = job_test(program, folder=job, at=[(1, 150)])
+    result = job_test(program, folder=job, at=[(1, 300)])  # after the first commit of both
     assert [trial.outcome for trial in result.trials] == [Outcome.DIFFERENT], str(result)
     assert "the check ends with status 1: step 12, term 2" in str(result)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from jobs.server import free_port
 import pmstore
 
 PROGRAM = """
-import faulthandler, importlib, logging, os, sys, time
+import faulthandler, importlib, logging, os, signal, sys, time
 said = os.open(f"{sys.argv[1]}/said{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(said, 1)
 os.dup2(said, 2)
@@ -61,6 +60,8 @@ with pmstore.open(f"{folder}/run{rank}.pm", domain="process") as store:
             dist.all_reduce(net.weight.grad)
         adam.step()
         adam.zero_grad()
+        if case == "together" and rank == 2 and step == 5:
+            os.kill(os.getpid(), signal.SIGSTOP)  # before its ticket: the others wait for that
         time.sleep(0.05)
 """
 
@@ -143,7 +144,6 @@ def test_those_that_are_waited_for_are_named(shm: Path, started: list[Ranks]) ->
         started.append(Ranks(shm / case, 3, case, timeout))
     late, in_turn, together = started
     together.trained(1, 3)
-    together.processes[2].send_signal(signal.SIGSTOP)
     for ranks, missed in ((late, "come"), (in_turn, "commit")):
         for rank in range(2):
             waits = rf"LOG rank {rank} of 3 has waited for 3 seconds: rank 2 did not {missed}"
