@@ -25,6 +25,7 @@ from pmstore.torch._state.requires_grad import Parameters, TrainablePart
 from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.stateful import Stateful, StatefulPart
 from pmstore.torch.changes import SAME, all_of, asking
+from pmstore.torch.held_objects import HeldObjects
 from pmstore.torch.program import Program
 from pmstore.torch.run_errors import AttachError
 from pmstore.torch.wrappers import inner_optimizers
@@ -99,6 +100,9 @@ class Pieces:
         if self.model is not None:
             path = f"{name}/attributes"
             self.parts.append(AttributesPart(store, path, program.models, self.model))
+        held = HeldObjects(program.models, program.optimizers, program.keepers)
+        if held.objects:
+            self.parts.append(held)
         self.parts.append(self.trainable)
         if self.gradients is not None:
             self.parts.append(self.gradients)

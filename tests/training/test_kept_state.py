@@ -888,6 +888,38 @@ def test_a_sequence_stays_the_seed_that_it_is_in_a_worker() -> None:
     assert (sequence.spawn(1)[0].generate_state(2) == child).all()
 
 
+class Cached(torch.utils.data.Dataset[Any]):
+    """It keeps what it has made in collections that are empty at `attach`."""
+
+    def __init__(self) -> None:
+        self.made: OrderedDict[int, Any] = OrderedDict()
+        self.last: deque[Any] = deque(maxlen=2)
+        self.count: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.made[index] = object()
+        self.last.append(self.made[index])
+        self.count["made"] += 1
+        return torch.ones(3)
+
+
+def test_a_data_set_with_a_cache_of_objects(path: Path) -> None:
+    for epochs in (1, 3):
+        model, data = nn.Linear(3, 1), Cached()
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        with pmstore.open(path) as store:
+            run = attach(store, model=model, optimizer=sgd, loader=DataLoader(data, 2))
+            for epoch in run.epochs(epochs):
+                for batch in epoch:
+                    sgd.zero_grad()
+                    model(batch).sum().backward()
+                    sgd.step()
+        assert data.count == {"made": 4 * epochs}
+
+
 def test_a_member_of_an_enumeration_in_a_data_set_comes_back_as_itself(path: Path) -> None:
     for life in range(2):
         rows, model = Rows(), nn.Linear(3, 1)

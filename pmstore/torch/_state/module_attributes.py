@@ -74,7 +74,7 @@ class Data(NamedTuple):
         return self.data_bytes > most
 
 
-def _own_keys(module: nn.Module) -> list[str]:
+def own_keys(module: nn.Module) -> list[str]:
     """Attributes that are the program's, and not what a framework keeps in a module."""
     keys = [key for key in vars(module) if key not in OF_MODULES]
     if "_" not in {key[:1] for key in keys}:
@@ -225,12 +225,12 @@ class AttributesPart:
     def _look(self) -> Watch:
         """Finds modules, attributes and generators anew."""
         same = still(self._model, "linked", self._model.linked)
-        modules = _modules_of(self._models)
+        modules = modules_of(self._models)
         self._tables = {name: vars(module) for name, module in modules.items()}
         self._constants, self._mutable = [], []
         watched = []
         for name, module in modules.items():
-            table, keys = vars(module), _own_keys(module)
+            table, keys = vars(module), own_keys(module)
             watched.append((table, keys))
             for key in keys:
                 value = table[key]
@@ -455,7 +455,7 @@ def conflicts(
     part, found = Structure(store, path), {}
     if not part.stored:
         return {}
-    modules = _modules_of(models)
+    modules = modules_of(models)
     for name, values in part.read()["changed"].items():
         for key, known in values.items():
             given = vars(modules[name]).get(key, _ABSENT) if name in modules else _ABSENT
@@ -488,7 +488,7 @@ _ABSENT = object()
 _NOTHING: dict[str, dict[str, Any]] = {"changed": {}, "arrays": {}, "generators": {}}
 
 
-def _modules_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def modules_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Each once, by its first name."""
     seen: set[nn.Module] = set()
     return {

@@ -1,0 +1,185 @@
+"""Objects of the program's own that modules hold: a change that is not kept is told, once."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+from pmstore.torch import attach
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.name, self.count, self.values = "loss", 0, [0.0]
+        self.average, self.best, self.inner = torch.zeros(3), None, SimpleNamespace(seen=0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer that keeps something outside of its state."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        return super().step(closure)
+
+
+class Net(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held, self.inner = held, nn.Sequential(nn.Linear(3, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def told(
+    path: Path, held: Any, change: Any, *, optimizer: Any = torch.optim.SGD, **given: Any
+) -> list[str]:
+    """What is warned of in a run of four steps, each of which makes the change."""
+    net = Net(held)
+    sgd = optimizer(net.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught, pmstore.open(path) as store:
+        warnings.simplefilter("always")
+        run = attach(store, model=net, optimizer=sgd, **given)
+        for _ in run.steps(4):
+            sgd.zero_grad()
+            net(torch.ones(2, 3)).sum().backward()
+            sgd.step()
+            change(net)
+    return [str(one.message).partition(" has changed")[0] for one in caught]
+
+
+def count(net: Any) -> None:
+    net.held.count += 1
+
+
+def append(net: Any) -> None:
+    net.held.values.append(1.0)
+
+
+def average(net: Any) -> None:
+    net.held.average.lerp_(torch.ones(3), 0.1)
+
+
+def deeper(net: Any) -> None:
+    net.held.inner.seen += 1
+
+
+def best(net: Any) -> None:
+    net.held.best = (net.held.best or 0.0) + 1.0
+
+
+CHANGES = {count: "count", append: "values", average: "average", best: "best"}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_told_once(shm: Path, change: Any) -> None:
+    assert told(shm / "a.pm", Meter(), change) == [f"{CHANGES[change]} in held"]
+
+
+def test_where_it_lies(shm: Path) -> None:
+    assert told(shm / "a.pm", Meter(), deeper) == ["seen in held.inner"]
+
+    def in_a_list(net: Any) -> None:
+        net.held["m"][1].count += 1
+
+    assert told(shm / "b.pm", {"m": (None, Meter())}, in_a_list) == ["count in held['m'][1]"]
+    assert told(shm / "c.pm", argparse.Namespace(count=0), count) == ["count in held"]
+    nothing: Any = lambda _: None  # noqa: E731
+    assert told(shm / "d.pm", None, nothing, optimizer=Counting) == ["calls in the optimizer"]
+
+
+def test_a_dict_with_something_that_is_no_data_is_told(shm: Path) -> None:
+    def call(net: Any) -> None:
+        net.held["calls"] += 1
+
+    assert told(shm / "a.pm", {"f": call, "calls": 0, 1: 2}, call) == ["calls in held"]
+
+
+def test_each_object_is_told(shm: Path) -> None:
+    def both(net: Any) -> None:
+        count(net)
+        deeper(net)
+
+    assert told(shm / "a.pm", Meter(), both) == ["count in held", "seen in held.inner"]
+
+
+def test_a_large_one_is_told(shm: Path) -> None:
+    meter: Any = SimpleNamespace(table=np.zeros(1 << 20))
+
+    def write(net: Any) -> None:
+        net.held.table += 1
+
+    assert told(shm / "a.pm", meter, write) == ["table in held"]
+
+
+def test_what_answers_for_itself_is_not_told(shm: Path) -> None:
+    meter = Meter()
+    assert told(shm / "a.pm", meter, count, stateful={"meter": meter}) == []
+    agent: Any = Meter()
+    agent.meter = meter
+    assert told(shm / "b.pm", meter, count, stateful={"agent": agent}) == []
+
+
+def test_what_is_no_change(shm: Path) -> None:
+    """Something made at its first use, an object of a library, another object each time, and what
+    has a graph."""
+
+    def use(net: Any) -> None:
+        net.held.best = net.held.best or 1.0
+        net.held.made = 1
+
+    assert told(shm / "a.pm", Meter(), use) == []
+
+    def locked(net: Any) -> None:
+        with net.held:
+            net.held.others = 1
+
+    assert told(shm / "b.pm", threading.Condition(), locked) == []
+
+    def replaced(net: Any) -> None:
+        net.held = SimpleNamespace(x=torch.rand(1))
+
+    assert told(shm / "c.pm", SimpleNamespace(x=torch.rand(1)), replaced) == []
+
+    def hidden(net: Any) -> None:
+        net.held.average = net.inner(torch.ones(3))
+
+    assert told(shm / "d.pm", Meter(), hidden) == []
+
+
+def test_a_resumed_run_tells_it_again(shm: Path) -> None:
+    assert told(shm / "a.pm", Meter(), lambda _: None) == []
+    net = Net(Meter())
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pmstore.open(shm / "a.pm") as store:
+        run = attach(store, model=net, optimizer=sgd)
+        for _ in run.steps(6):
+            sgd.zero_grad()
+            net(torch.ones(2, 3)).sum().backward()
+            sgd.step()
+            count(net)
+            with pytest.warns(RuntimeWarning, match="count in held has changed since attach"):
+                run.commit()
+            break
+        run.stop()
