@@ -47,6 +47,19 @@ TORCHS = (
     "beside torch's own part, a thread that is started for each save and its log: an async_save of "
     "one number blocks for {:.3g} ms (p95), this one for {:.3g} ms"
 )
+LOADS = (
+    "both wait for the disk; pmstore checks each byte against its checksum besides, which reads it "
+    "a second time"
+)
+COPIES = (
+    "it is one copy of the state by threads that share the cores with the load; a page of the "
+    "staging memory that the system has taken back is made anew"
+)
+BESIDE = (
+    "four threads write, where a step of one thread leaves one core of two; torch's writer is one. "
+    "All in all it takes more processor time than they do (450 MB: 550 to 660 ms, and 350 to 400). "
+    "What a lower priority or fewer threads change is in EXPERIMENTS, a step beside a flush"
+)
 BLOCK = 8 << 20
 
 Found = dict[str, dict[str, list[float]]]
@@ -486,7 +499,8 @@ def _saving_targets(found: Found, words: str) -> list[harness.Target]:
     # a save to a disk leaves nothing in memory: what is compared reads the disk, too
     reader = COLD_READER if COLD_READER in found["load"] else READER
     slower = _ratios(found, "load", OURS, reader)
-    made.append(harness.Target(f"load, {words}: over {reader}", slower, 1.0))
+    text = f"load, {words}: over {reader}"
+    made.append(harness.Target(text, slower, 1.0, reason=LOADS if reader is COLD_READER else ""))
     return made
 
 
@@ -497,7 +511,7 @@ def _blocking_targets(found: Found) -> list[harness.Target]:
         number, attached = 1e3 * _p95(ways[NUMBER]), 1e3 * _p95(ways[ATTACHED])
         why = TORCHS.format(number, attached)
         made += [
-            harness.Target(f"{case}, p95, over memcpy's", copied / bare, 1.3),
+            harness.Target(f"{case}, p95, over memcpy's", copied / bare, 1.3, reason=COPIES),
             harness.Target(
                 f"{case}, p95, an attached run, ms more than a number",
                 attached - number,
@@ -529,7 +543,7 @@ def _beside(found: Found, words: str) -> tuple[list[harness.Row], harness.Target
         )
     share = added[OURS] / added[TORCH] if added[TORCH] else float(added[OURS] > 0)
     text = f"added to steps beside a save, {words}: over {TORCH}'s"
-    return harness.with_ratios(rows, TORCH), harness.Target(text, share, 0.5)
+    return harness.with_ratios(rows, TORCH), harness.Target(text, share, 0.5, reason=BESIDE)
 
 
 def main(quick: bool, budget: harness.Budget) -> None:
