@@ -268,6 +268,13 @@ def owner(address: int) -> str | None:
     return None
 
 
+def in_heap(address: int) -> bool:
+    """Returns whether the heap of a store is there, or was, if that is closed: a tensor of it may
+    be alive."""
+    heaps = [core.pool.info for core in alive(_cores)]
+    return any(0 <= address - one.base < one.reserve_bytes for one in heaps)
+
+
 def is_captured(address: int) -> bool:
     """Returns whether a write to the address is captured."""
     return owner(address) is not None

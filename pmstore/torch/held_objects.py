@@ -1,5 +1,6 @@
-"""Objects of the program's own that modules and optimizers hold, such as `self.meter = Meter()`,
-and dicts with something that is no data. What they count is not kept; that it changes is told."""
+"""Objects of the program's own that modules, optimizers and data sets hold, such as `self.meter =
+Meter()`, and dicts with something that is no data. What they count is not kept; that it changes is
+told."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from pmstore._engine._binding import Watch
 from pmstore.torch._data.loader_attributes import Key, Look, parts_in, size_of
 from pmstore.torch._state.module_attributes import modules_of, own_keys
+from pmstore.torch._state.stateful import is_stateful
 from pmstore.torch.changes import asking
 
 _MOST_OBJECTS = 64
@@ -46,17 +48,23 @@ class HeldObjects:
         self,
         models: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
+        data: Mapping[str, object],
         kept: Iterable[object],
     ) -> None:
-        """kept: what answers for itself and for all that it holds."""
+        """data: data sets and samplers, by their places. kept: what answers for itself and for all
+        that it holds."""
         seen: dict[int, Any] = {}
-        for _ in _below([("", one) for one in kept], seen):
+        roots: list[tuple[str, Any]] = [("", one) for one in kept]
+        for place, one in data.items():
+            if is_stateful(one):
+                roots += _attributes(place, one, vars(one))
+        for _ in _below(roots, seen):
             pass
-        roots: list[tuple[str, Any]] = []
+        roots = []
         for name, module in modules_of(models).items():
-            roots += [
-                (f"{name}.{key}" if name else key, vars(module)[key]) for key in own_keys(module)
-            ]
+            roots += _attributes(name, module, own_keys(module))
+        for place, one in data.items():
+            roots += _attributes(place, one, vars(one))
         self.objects: dict[str, Any] = dict(_below(roots, seen))
         self._optimizers: set[str] = set()
         for key, one in optimizers.items():
@@ -107,13 +115,18 @@ class HeldObjects:
     def _tell(place: str, name: str) -> None:
         warnings.warn(
             f"{name} in {place} has changed since attach, and is not kept: a run keeps what "
-            "modules hold themselves, and of objects in them what is given to it. After a restart "
-            "it is as the program makes it. If the training depends on it, give the object "
-            "state_dict() and load_state_dict(), and say attach(stateful={'name': the object}), "
-            "or keep the value in an attribute of the module",
+            "modules and data sets hold themselves, and of objects in them what is given to it. "
+            "After a restart it is as the program makes it. If the training depends on it, give "
+            "the object state_dict() and load_state_dict(), and say attach(stateful={'name': the "
+            "object}), or keep the value in an attribute of the module or data set",
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _attributes(place: str, one: object, names: Iterable[str]) -> list[tuple[str, Any]]:
+    held = vars(one)
+    return [(f"{place}.{name}" if place else name, held[name]) for name in [*names]]
 
 
 def _below(roots: Iterable[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pmstore import Store
 from pmstore._engine._binding import Watch
+from pmstore.objects.core import in_heap
 from pmstore.torch._data.loader_part import LoaderPart
 from pmstore.torch._data.position import Place
 from pmstore.torch._data.source_choice import open_source
@@ -22,7 +27,7 @@ from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.placement import InHeap, Mirrored, Placement
 from pmstore.torch._state.requires_grad import Parameters, TrainablePart
-from pmstore.torch._state.sharded import is_sharded
+from pmstore.torch._state.sharded import is_sharded, local
 from pmstore.torch._state.stateful import Stateful, StatefulPart
 from pmstore.torch.changes import SAME, all_of, asking
 from pmstore.torch.held_objects import HeldObjects
@@ -52,6 +57,24 @@ class Part(Protocol):
     def capture(self) -> None: ...
 
     def restore(self) -> None: ...
+
+
+_SHARED = (
+    "the {} shared its memory with another tensor, such as a view, tensor.data, or one of a "
+    "state_dict() that was taken before. attach has moved it into the store, and the other one "
+    "stays where it was: neither sees any more what is written to the other. If the program uses "
+    "that one, take it after attach"
+)
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return local(tensor).untyped_storage()
+
+
+def _is_left_behind(_: str, tensor: torch.Tensor, before: Any) -> bool:
+    """Whether the tensor lies elsewhere now, and its memory is still used. before: a weak reference
+    to it."""
+    return _storage(tensor)._cdata != before.cdata and not before.expired()
 
 
 class Pieces:
@@ -100,7 +123,8 @@ class Pieces:
         if self.model is not None:
             path = f"{name}/attributes"
             self.parts.append(AttributesPart(store, path, program.models, self.model))
-        held = HeldObjects(program.models, program.optimizers, program.keepers)
+        data = source.objects if source is not None and source.asks else {}
+        held = HeldObjects(program.models, program.optimizers, data, program.keepers)
         if held.objects:
             self.parts.append(held)
         self.parts.append(self.trainable)
@@ -192,6 +216,30 @@ class Pieces:
         self.placement.release()
         while self._ends:
             self._ends.pop()()
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Wraps what moves parameters and buffers into the store. It warns of those that the
+        program still has in another tensor, too, which stays behind."""
+        named = list(self.model.named_tensors) if self.model is not None else []
+        for optimizer in self.optimizers.values():
+            named += [(f"parameter {name}", one) for name, one in optimizer.extra_parameters]
+        # torch itself keeps what a view is of, and an earlier run what lies in its store
+        bases = {_storage(one._base)._cdata for _, one in named if one._base is not None}
+        reference: Any = StorageWeakRef
+        before = [
+            (name, one, reference(memory))
+            for name, one, memory in ((name, one, _storage(one)) for name, one in named)
+            if memory._cdata not in bases and not in_heap(memory.data_ptr())
+        ]
+        yield
+        left = [each for each in before if _is_left_behind(*each)]
+        if left:
+            gc.collect()
+        for name, tensor, memory in left:
+            if _is_left_behind(name, tensor, memory):
+                warnings.warn(_SHARED.format(name), RuntimeWarning, stacklevel=2)
+                return
 
     # ---- into the store; pending until the next commit
 

@@ -116,6 +116,42 @@ def test_a_dict_with_something_that_is_no_data_is_told(shm: Path) -> None:
     assert told(shm / "a.pm", {"f": call, "calls": 0, 1: 2}, call) == ["calls in held"]
 
 
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.transform.count += 1
+        return torch.full((3,), float(self.transform.count))
+
+
+class StatefulRows(Rows):
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.transform.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.transform.count = state["count"]
+
+
+@pytest.mark.parametrize("kind", [Rows, StatefulRows])
+def test_what_a_data_set_holds_is_told(shm: Path, kind: Any) -> None:
+    net = nn.Linear(3, 1)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.Subset(kind(Meter()), [0, 1, 2]))
+    with warnings.catch_warnings(record=True) as caught, pmstore.open(shm / "a.pm") as store:
+        warnings.simplefilter("always")
+        run = attach(store, model=net, optimizer=sgd, loader=loader)
+        for batch in run.batches():
+            sgd.zero_grad()
+            net(batch).sum().backward()
+            sgd.step()
+    told = [str(one.message).partition(" has changed")[0] for one in caught]
+    assert told == (["count in dataset.dataset.transform"] if kind is Rows else [])
+
+
 def test_each_object_is_told(shm: Path) -> None:
     def both(net: Any) -> None:
         count(net)

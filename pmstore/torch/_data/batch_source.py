@@ -64,7 +64,8 @@ class Source:
     Attributes:
         generators: that the loader's objects hold; stored where they are now, and at an epoch's
             start. What data sets and samplers change in themselves counts as such.
-        attributes: of data sets and samplers; None: they have none.
+        objects: data sets and samplers, by their places.
+        attributes: of those without a state of their own; None: they have none.
         late: stored states of generators that are not there yet, by their places.
         looks: batches left after which generators are looked for that were made while one was
             loaded. A look costs as much as a small step.
@@ -94,6 +95,7 @@ class Source:
             for place, one in kept.items()
             if place not in others and self.asks
         ]
+        self.objects: dict[str, Any] = kept
         self.attributes: Attributes | None = Attributes(others) if others else None
         if self.attributes is not None:
             self._own.append(Found(ATTRIBUTES, self.attributes, ATTRIBUTES))

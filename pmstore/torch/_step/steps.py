@@ -106,12 +106,13 @@ class Steps:
 
     def bind(self, *, resumed: bool) -> None:
         """Makes the program's tensors the store's."""
-        if resumed:
-            self._restore(opened=True)
-        else:
-            for binding in self.pieces.bindings:
-                binding.bind()
-            self.pieces.placement.note()
+        with self.pieces.moving():
+            if resumed:
+                self._restore(opened=True)
+            else:
+                for binding in self.pieces.bindings:
+                    binding.bind()
+                self.pieces.placement.note()
         self.caught_up = not self.progress.loops
         self._rates = self._rates_now()
         self.store._guard_commits(self)
