@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -256,6 +257,54 @@ def test_a_child_that_is_forked_meanwhile(shm: Path, monkeypatch: pytest.MonkeyP
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     future.result()
     assert equal(load(shm, state(1)), state(1))
+
+
+@pytest.mark.parametrize("held", ["stages", "opens"])
+def test_a_child_saves_that_is_forked_while_a_thread_has_locks(
+    shm: Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    """By its parent's writer, where nobody else writes. The parent's folder is refused to it."""
+    writer, inside, forked = StoreWriter(shm / "c"), threading.Event(), threading.Event()
+    save(shm / "c", state(1), writer)
+    where, name = (staging, "pin") if held == "stages" else (RankStore, "__init__")
+    really = getattr(where, name)
+
+    def stop(*arguments: Any) -> Any:
+        if threading.current_thread() is thread:
+            inside.set()
+            forked.wait()
+        return really(*arguments)
+
+    monkeypatch.setattr(where, name, stop)
+    ended: list[Any] = []
+    folder = shm / ("c" if held == "stages" else "of the thread")
+    thread = threading.Thread(target=lambda: ended.append(begin(folder, state(2), writer).result()))
+    if held == "opens":
+        thread = threading.Thread(target=lambda: ended.append(save(folder, state(2), writer)))
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(100)  # it ends a child that hangs
+        status = 1
+        try:
+            save(shm / "own", state(3), writer)
+            begin(shm / "own", state(4), writer).result()
+            monkeypatch.setattr(folder_layout, "LOCK_SECONDS", 0)
+            with pytest.raises(CheckpointException, match=f"process {os.getppid()}"):
+                save(shm / "c", state(5), writer)
+            status = 7
+        finally:
+            os._exit(status)
+    ends = os.waitpid(child, 0)[1]
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(ends) == 7
+    assert len(ended) == 1
+    assert equal(load(folder, state(2)), state(2))
+    assert equal(load(shm / "own", state(4)), state(4))
+    save(shm / "c", state(6), writer)
+    assert equal(load(shm / "c", state(6)), state(6))
 
 
 def test_tasks_save(shm: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -175,3 +176,34 @@ def test_nothing_stays_pinned_when_nobody_saves(
             store["small"].fill_(number)
             store["large"].fill_(number)
             store.commit()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda staged: staged.copy(),
+        lambda staged: staged | {},
+        lambda staged: {} | staged,
+        lambda staged: {**staged},
+        lambda staged: {name: staged.get(name) for name in ("x", "y")},
+        lambda staged: {name: staged.setdefault(name) for name in ("x", "y")},
+        lambda staged: {name: staged.pop(name) for name in ("x", "y")},
+        lambda staged: dict([staged.popitem(), staged.popitem()]),
+        copy.copy,
+        copy.deepcopy,
+    ],
+)
+def test_whatever_looks_into_what_is_staged(
+    shm: Path, look: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """By a program's own stager. What is pinned has no memory of its own before."""
+    expected = {"x": torch.arange(50_000.0), "y": torch.arange(7)}
+    writer = StoreWriter(shm / "c")
+    with pmstore.open(shm / "s.pm") as store:
+        for name, value in expected.items():
+            store[name] = value
+        store.commit()
+        found = look(writer.stage({name: store[name] for name in expected}))
+        for name in expected:
+            store[name].zero_()
+        assert equal(dict(sorted(found.items())), expected)

@@ -144,3 +144,12 @@ def _inode(path: str) -> int | None:
 
 _opening = threading.Lock()
 _open: WeakValueDictionary[str, RankStore] = WeakValueDictionary()
+
+
+def _new_lock() -> None:
+    # another thread may have held it at the fork; in the child it is not there to give it back
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)

@@ -4,11 +4,13 @@ is used again by each save. From there they are saved as any others."""
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NoReturn, SupportsIndex
 from weakref import finalize, ref
 
@@ -40,31 +42,37 @@ PROCESS = (
 
 class Staged(dict[str, Any]):
     """A staged state dict. The thread that first looks into it is the one that saves it: see
-    `Staging`."""
+    `Staging`. Whatever method of a dict is called is a look: what is pinned has no values before.
+    """
 
     def __init__(self, content: Mapping[str, Any], first_look: Callable[[], None]) -> None:
         super().__init__(content)
         self._first_look = first_look
 
-    def __iter__(self) -> Any:  # `dict(staged)` too
-        self._first_look()
-        return super().__iter__()
-
-    def items(self) -> Any:
-        self._first_look()
-        return super().items()
-
-    def values(self) -> Any:
-        self._first_look()
-        return super().values()
-
-    def __getitem__(self, key: str) -> Any:
-        self._first_look()
-        return super().__getitem__(key)
-
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         self._first_look()  # so that the next save knows when this one is over
         raise TypeError(PROCESS)
+
+    def __copy__(self) -> dict[str, Any]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy(self.copy(), memo)
+
+
+def _looking(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def look(self: Staged, *arguments: Any, **named: Any) -> Any:
+        self._first_look()
+        return method(self, *arguments, **named)
+
+    return look
+
+
+for _name, _method in vars(dict).items():
+    _of_content = isinstance(_method, (WrapperDescriptorType, MethodDescriptorType))
+    if _of_content and _name not in ("__init__", "__getattribute__"):
+        setattr(Staged, _name, _looking(_method))
 
 
 def _unpin(pins: list[Pin]) -> None:

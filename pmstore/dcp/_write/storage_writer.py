@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from pmstore._base.weak_registry import alive
 from pmstore._engine.constants import DOMAINS
 from pmstore.dcp._format import folder_layout
 from pmstore.dcp._write.publication import forget_ranks, publish
@@ -33,6 +34,7 @@ TESTED_TORCH = (2, 6)
 _warned: list[str] = []
 _stagings: WeakValueDictionary[str, Staging] = WeakValueDictionary()
 """What was staged last, by the folder."""
+_writers: WeakValueDictionary[int, StoreWriter] = WeakValueDictionary()
 _INSTEAD = "give a folder that all ranks see"
 
 
@@ -74,7 +76,8 @@ class StoreWriter(StorageWriter, AsyncStager):
     run's store waits until they are. One save of a folder goes on at a time: a further one waits
     for it.
 
-    A writer has its rank's store open as long as it lives: other processes cannot write to it.
+    A writer has its rank's store open as long as it lives: other processes cannot write to it. In a
+    fork child it is as a new one: saves of the parent are the parent's, and so is its store.
 
     Raises: ValueError, TypeError: keep, domain or folder are none.
     """
@@ -93,6 +96,12 @@ class StoreWriter(StorageWriter, AsyncStager):
         self.checkpoint_id: str = place
         self.keep: int = operator.index(keep)
         self.domain: Domain = domain
+        self._begin()
+        _writers[id(self)] = self
+        _warn_of_old_torch()
+
+    def _begin(self) -> None:
+        """Makes what belongs to one process: a writer in a fork child was never used."""
         self._store: RankStore | None = None  # kept open
         self._local = threading.local()
         self._memory = Memory()  # of what `stage` copies
@@ -100,7 +109,6 @@ class StoreWriter(StorageWriter, AsyncStager):
         self._once = Once()
         self._one_stages = threading.Lock()  # it has the memory
         self._used = False
-        _warn_of_old_torch()
 
     # ---- the contract, in the order in which torch calls it ----
 
@@ -243,3 +251,14 @@ def _warn_of_old_torch() -> None:
             f"is {torch.__version__}",
             stacklevel=3,
         )
+
+
+def _begin_in_child() -> None:
+    # threads that had locks, or were saving, are the parent's; so are its stores
+    global _stagings
+    _stagings = WeakValueDictionary()
+    for writer in alive(_writers):
+        writer._begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
