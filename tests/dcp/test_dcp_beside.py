@@ -202,8 +202,8 @@ def test_writers_that_change_folders_do_not_wait_for_each_other(
     monkeypatch.setattr(StoreWriter, "set_up_storage_writer", late)
     one, other = begin(shm / "b", state(1), first), begin(shm / "a", state(2), second)
     both.set()
-    one.result(20)
-    other.result(20)
+    one.result(300)
+    other.result(300)
     assert equal(load(shm / "b", state(1)), state(1))
     assert equal(load(shm / "a", state(2)), state(2))
 

@@ -411,7 +411,7 @@ def test_a_child_closes_what_a_thread_of_the_parent_copies_from(
     inside.wait()
 
     def child() -> str:
-        signal.alarm(10)
+        signal.alarm(60)
         pinned.close()
         return str(pinned.busy)
 

@@ -125,13 +125,13 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=work, args=({str(made)!r}, queue))
     process.start()
-    print(queue.get(timeout=50))
+    print(queue.get(timeout=250))
     process.join()
 """
     script = made.parent / "spawning.py"
     script.write_text(code)
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.strip() == "5050", done.stderr
 

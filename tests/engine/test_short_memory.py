@@ -160,7 +160,7 @@ def test_three_times_the_limit_of_a_control_group_with_kills(disk: Path) -> None
         least = most = 0
         for _ in range(4):
             program = start(group, command(path, 10**6), disk)
-            end = time.monotonic() + 60
+            end = time.monotonic() + 300
             while "filled" not in said.read_text()[most:] and program.poll() is None:
                 assert time.monotonic() < end
                 time.sleep(0.01)
@@ -172,7 +172,7 @@ def test_three_times_the_limit_of_a_control_group_with_kills(disk: Path) -> None
             most = len(said.read_text())
             least = check(path, least, least + 1)
         program = start(group, command(path, PARTS), disk)
-        assert program.wait(timeout=120) == 0, said.read_text()[-2000:]
+        assert program.wait(timeout=600) == 0, said.read_text()[-2000:]
         check(path, least + PARTS, least + PARTS)
     assert figures(said.read_text())[1] < LIMIT_BYTES
 
@@ -245,7 +245,7 @@ def test_one_transaction_of_three_times_the_limit_with_kills(disk: Path) -> None
         least = read = 0
         for _ in range(4):
             program = start(group, one_command(path, 10**6), disk)
-            end = time.monotonic() + 120
+            end = time.monotonic() + 300
             # some part of a transaction, then a moment in it, in its commit, or behind it
             part = f"part {4 * rng.randrange(ONE_PARTS // 4)} "
             while part not in said.read_text()[read:] and program.poll() is None:
@@ -259,7 +259,7 @@ def test_one_transaction_of_three_times_the_limit_with_kills(disk: Path) -> None
             read = len(said.read_text())
             least = check_one(path, least, least + 1)
         program = start(group, one_command(path, 2), disk)
-        assert program.wait(timeout=300) == 0, said.read_text()[-2000:]
+        assert program.wait(timeout=600) == 0, said.read_text()[-2000:]
         check_one(path, least + 2, least + 2)
     assert figures(said.read_text())[1] < ONE_LIMIT
     assert sorted(entry.name for entry in disk.iterdir()) == ["large.pm", "said"]

@@ -35,11 +35,9 @@ folder, case, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
 torch.set_num_threads(1)
 logging.basicConfig(level=logging.WARNING, format="LOG %(message)s")
 faulthandler.dump_traceback_later(120, exit=True)
-dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", timeout=timedelta(seconds=300))
 faulthandler.cancel_dump_traceback_later()
 rank = dist.get_rank()
-if case == "late" and rank == 2:
-    time.sleep(60)
 torch.manual_seed(1)
 net = torch.nn.Linear(4, 1)
 adam = torch.optim.Adam(net.parameters())
@@ -49,12 +47,16 @@ def told(kind, error, trace):
 
 sys.excepthook = told
 with pmstore.open(f"{folder}/run{rank}.pm", domain="process") as store:
+    if case != "opens":
+        dist.barrier()  # from here on nobody is late but who is to be
+    if case == "late" and rank == 2:
+        time.sleep(600)
     job = pmstore.torch.Job(timeout=timeout)
     run = pmstore.torch.attach(store, model=net, optimizer=adam, job=job, policy=None)
     for step in run.steps(1000):
         open(f"{folder}/step{rank}", "w").write(str(step))
         if case == "in turn" and rank == 2 and step == 5:
-            time.sleep(60)
+            time.sleep(600)
         net(torch.ones(3, 4)).sum().backward()
         if case == "together":
             dist.all_reduce(net.weight.grad)
@@ -89,17 +91,17 @@ class Ranks:
 
     def ended(self, rank: int) -> int | None:
         """Its status, soon."""
-        self.processes[rank].communicate(timeout=20)
+        self.processes[rank].communicate(timeout=120)
         return self.processes[rank].returncode  # type: ignore[no-any-return]
 
-    def until(self, rank: int, word: str, seconds: float = 60) -> None:
+    def until(self, rank: int, word: str, seconds: float = 300) -> None:
         end = time.monotonic() + seconds
         while not re.search(word, self.said(rank)):
             assert time.monotonic() < end, (word, rank, self.said(rank))
             time.sleep(0.05)
 
     def trained(self, rank: int, step: int) -> None:
-        end, file = time.monotonic() + 60, self.folder / f"step{rank}"
+        end, file = time.monotonic() + 300, self.folder / f"step{rank}"
         while not (file.exists() and int(file.read_text() or 0) >= step):
             assert time.monotonic() < end, self.said(rank)
             time.sleep(0.05)

@@ -51,10 +51,11 @@ def test_a_job_that_was_killed_goes_on_from_where_it_says(
     server: JobServer, shm: Path, killed: int
 ) -> None:
     job = Try(server, shm)
-    ranks = job.start("trains_slowly:500")
+    ranks = job.start("trains_held:500")
     try:
         job.until(killed, 7)
         ranks.signal(killed)
+        job.go()
         assert ranks.wait(60), job.said()
     finally:
         ranks.end()

@@ -67,7 +67,7 @@ def test_a_rank_that_is_stopped_for_long(server: JobServer, shm: Path, whole: li
     at once."""
     stopped = [
         (Try(server, shm / f"{case}{rank}", timeout=4), case, rank)
-        for case in ("trains_slowly", "trains_together")
+        for case in ("trains_held", "trains_together")
         for rank in range(2)
     ]
     under_way, held = [], []
@@ -78,10 +78,11 @@ def test_a_rank_that_is_stopped_for_long(server: JobServer, shm: Path, whole: li
         for (job, _, rank), ranks in zip(stopped, under_way, strict=True):
             job.until(rank, 5)
             ranks.signal(rank, signal.SIGSTOP)
+            job.go()
         for (job, case, rank), ranks in zip(stopped, under_way, strict=True):
             other = 1 - rank
             outcome = job.raised(other)
-            if case == "trains_slowly":  # else gloo itself may have been first
+            if case == "trains_held":  # else gloo itself may have been first
                 lost(outcome, rank)
             held.append(committed := job.steps(other)[-1])
             with pmstore.open(job.store(other), mode="r") as store:
@@ -100,13 +101,14 @@ def test_a_rank_that_is_stopped_for_long(server: JobServer, shm: Path, whole: li
 def test_a_rank_that_is_stopped_for_short(job: Try, whole: list[Bits]) -> None:
     """Nobody notices."""
     job.timeout = 60
-    ranks = job.start(f"trains_slowly:{STEPS}")
+    ranks = job.start(f"trains_held:{STEPS}")
     try:
         for step in (5, 10):
             job.until(1, step)
             ranks.signal(1, signal.SIGSTOP)
             time.sleep(0.5)
             ranks.signal(1, signal.SIGCONT)
+        job.go()
         assert ranks.wait(60), job.said()
     finally:
         ranks.end()
@@ -124,6 +126,7 @@ def test_one_rank_is_told_to_end(job: Try, whole: list[Bits]) -> None:
     try:
         job.until(1, 5)
         ranks.signal(1, signal.SIGTERM)
+        job.go()
         assert ranks.wait(60), job.said()
     finally:
         ranks.end()
@@ -200,7 +203,7 @@ def net() -> Iterator[Net]:
 def test_a_partition(job: Try, net: Net, whole: list[Bits]) -> None:
     """Both sides raise, and nothing is lost."""
     ranks = job.start(
-        f"trains_slowly:{STEPS}",
+        f"trains_held:{STEPS}",
         namespaces=net.files,
         environment={"MASTER_ADDR": "10.99.0.1", "GLOO_SOCKET_IFNAME": "wire"},
     )
@@ -208,6 +211,7 @@ def test_a_partition(job: Try, net: Net, whole: list[Bits]) -> None:
         job.until(0, 5)
         job.until(1, 5)
         net.cut()
+        job.go()
         lost(job.raised(0), 1)
         lost(job.raised(1), 0)
         assert ranks.wait(60)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from pmstore.scheduler import EveryN, EverySeconds, PreemptionGuard
 from pmstore.torch import Job, program
 
 CASES: dict[str, Callable[[Rank], object]] = {}
+HELD = 20
+"""The step in which ranks that train for a test wait until it lets them go (`Try.go`)."""
 
 
 @dataclass
@@ -143,21 +146,33 @@ def trains(rank: Rank, until: int) -> None:
     rank.train(until)
 
 
+def _held(rank: Rank, step: int) -> None:
+    while step == HELD and not (rank.folder / "go").exists():
+        time.sleep(0.005)
+
+
 @case
-def trains_slowly(rank: Rank, until: int) -> None:
-    rank.train(until, seconds=0.05)
+def trains_held(rank: Rank, until: int) -> None:
+    """Slowly, so that what the test does comes anywhere in a step."""
+    rank.train(until, each=partial(_held, rank), seconds=0.05)
 
 
 @case
 def trains_guarded(rank: Rank, until: int) -> None:
     """SIGTERM ends the step."""
-    rank.train(until, seconds=0.05, policy=EveryN(4), guard=PreemptionGuard())
+    given = {"policy": EveryN(4), "guard": PreemptionGuard()}
+    rank.train(until, each=partial(_held, rank), seconds=0.05, **given)
 
 
 @case
 def trains_together(rank: Rank, until: int) -> None:
     """With collectives of its own in each step."""
-    rank.train(until, each=lambda _: dist.all_reduce(torch.ones(3)), seconds=0.05)
+
+    def each(step: int) -> None:
+        _held(rank, step)
+        dist.all_reduce(torch.ones(3))
+
+    rank.train(until, each=each, seconds=0.05)
 
 
 @case

@@ -15,7 +15,7 @@ import pmstore
 
 from .server import JobServer, Ranks
 
-SLACK_SECONDS = 60.0
+SLACK_SECONDS = 120.0
 """Beyond the timeout: a machine may be busy."""
 _PATIENT_SECONDS = 60.0
 
@@ -42,14 +42,16 @@ class Try:
 
     def start(self, case: str, timeout: float | None = None, **more: Any) -> Ranks:
         """timeout: that the ranks give attach; None: that of the job."""
-        for file in (*self.folder.glob("outcome*"), *self.folder.glob("journal*")):
-            file.unlink()
+        for name in ("outcome*", "journal*", "go"):
+            for file in self.folder.glob(name):
+                file.unlink()
         given = [[case, str(self.folder), timeout or self.timeout]] * self.world
         return self.server.start("bad:attempt", self.folder, given, **more)
 
     def run(self, case: str, timeout: float | None = None) -> list[Outcome | None]:
         """By rank; None: it was killed. Nobody hangs."""
         ranks = self.start(case, timeout)
+        self.go()
         try:
             assert ranks.wait(6 * (timeout or self.timeout) + SLACK_SECONDS), self.said()
         finally:
@@ -86,10 +88,14 @@ class Try:
 
     def until(self, rank: int, step: int) -> None:
         """Waits until that rank has committed that step."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + SLACK_SECONDS
         while not self.steps(rank) or self.steps(rank)[-1] < step:
             assert time.monotonic() < end, self.said()
             time.sleep(0.005)
+
+    def go(self) -> None:
+        """Lets the ranks go past `bad.HELD`."""
+        (self.folder / "go").touch()
 
     def said(self) -> str:
         files = sorted(self.folder.glob("stderr*"))

@@ -287,7 +287,7 @@ def test_a_flush_is_cancelled(filled: pmstore.Store, path: Path, url: str) -> No
     handle = filled.flush("t", full=True)  # for hours
     handle.cancel()
     with pytest.raises(TierError, match="cancelled"):
-        handle.wait(30)
+        handle.wait(60)
     assert not any(state.failed for state in filled.tier_states())
     assert len(pmstore.epochs(url)) == 1
     assert len(list(Path(url).glob("*.chunks"))) == 1

@@ -50,7 +50,7 @@ def test_two_processes(shm: Path, place: str) -> None:
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=60)[0].split() for rank in ranks]
+    told = [rank.communicate(timeout=300)[0].split() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     first, later = zip(*((int(a), int(b)) for a, b in told), strict=True)
     replicated = 8 * 230_011

@@ -207,7 +207,7 @@ def test_a_backend_that_hangs(path: Path, faulty: type[Faulty], where: str) -> N
         store["a"] += 1
         store.commit()  # training goes on
         with pytest.raises(TierError, match="no progress"):
-            handle.wait(30)
+            handle.wait(60)
         store["a"] += 1
         store.commit()
         faulty.hang.set()

@@ -366,12 +366,13 @@ def _waits(folder: Path, rank: int, results: dict[str, Any]) -> None:
             told.write_text(record.getMessage())
 
     given = program(rank)
-    handler = Tell(logging.WARNING)
-    logging.getLogger("pmstore").addHandler(handler)
-    seconds, peers._TELL_SECONDS = peers._TELL_SECONDS, 0.1
+    handler, seconds = Tell(logging.WARNING), peers._TELL_SECONDS
     try:
         with pmstore.open(folder / f"run{rank}.pm", size="4MiB", domain="process") as store:
             run = attach(store, given)
+            if rank == 0:  # from here on: on a busy machine either may come late to attach
+                logging.getLogger("pmstore").addHandler(handler)
+                peers._TELL_SECONDS = 0.1
             while rank == 1 and not told.exists():
                 time.sleep(0.01)
             train(run, **given, until=1, agree=True)

@@ -40,11 +40,14 @@ def work(ack: Callable[[int], None], path: str, kinds: dict[str, Any], seconds: 
             job = make_job(**kinds)
             job.optimizer.register_step_post_hook(lambda *_: ack(next(done) - 1))
             timer.start()
-            train(store, job, STEPS, STEPS, policy=EveryN(1000), guard=guard)
+            try:
+                train(store, job, STEPS, STEPS, policy=EveryN(1000), guard=guard)
+            finally:  # no notice comes when the guard has gone
+                timer.cancel()
+                timer.join()
     except SystemExit as end:
         if end.code != 0:
             raise
-    timer.cancel()
 
 
 @pytest.mark.parametrize(
