@@ -26,10 +26,12 @@ from pmstore.torch.changes import asking
 
 _MOST_OBJECTS = 64
 """Objects that are watched; items of one collection that are looked into."""
+_MOST_COLLECTIONS = 1000
 _OTHERS = (nn.Module, Optimizer, Dataset, Sampler, DataLoader)
 """What other parts of a run keep, or refuse."""
 _HOLDERS = (argparse.Namespace, types.SimpleNamespace)
 """Classes of Python's own whose objects hold what the program likes."""
+_OF_TORCH = ("defaults", "param_groups", "state")
 _LIBRARIES = {"site-packages", "dist-packages"}
 
 
@@ -106,7 +108,7 @@ class HeldObjects:
         for place, name in sorted(changed & before, key=str):
             if place not in self.objects:  # told
                 continue
-            if place in self._optimizers and name.startswith("_"):  # torch's own
+            if place in self._optimizers and (name.startswith("_") or name in _OF_TORCH):
                 continue
             if not any(map(_of_graph, parts_in(vars(self.objects[place]).get(name)))):
                 yield place, name
@@ -132,20 +134,23 @@ def _attributes(place: str, one: object, names: Iterable[str]) -> list[tuple[str
 def _below(roots: Iterable[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     """The objects of the program's own that the roots are or hold, with their places. seen: those
     that are left out, and that were found, by id."""
-    level, most = [*roots], len(seen) + _MOST_OBJECTS
-    while level and len(seen) < most:
+    level, found, collections = [*roots], 0, set[int]()
+    while level and found < _MOST_OBJECTS and len(collections) < _MOST_COLLECTIONS:
         place, one = level.pop(0)
         kind = type(one)
-        if id(one) in seen or isinstance(one, _OTHERS):
+        if id(one) in seen or id(one) in collections or isinstance(one, _OTHERS):
             continue
         if kind in (list, tuple, dict):
+            collections.add(id(one))
             items = one.items() if kind is dict else enumerate(one)
             some = [pair for pair, _ in zip(items, range(_MOST_OBJECTS), strict=False)]
             level += [(f"{place}[{at!r}]", part) for at, part in some if _may_hold(part)]
             if kind is dict and size_of(one) is None:
+                found += 1
                 seen[id(one)] = one
                 yield place, _Items(one)
         elif _is_of_program(kind) and type(getattr(one, "__dict__", None)) is dict:
+            found += 1
             seen[id(one)] = one
             yield place, one
             level += [

@@ -224,13 +224,17 @@ class Pieces:
         named = list(self.model.named_tensors) if self.model is not None else []
         for optimizer in self.optimizers.values():
             named += [(f"parameter {name}", one) for name, one in optimizer.extra_parameters]
-        # torch itself keeps what a view is of, and an earlier run what lies in its store
-        bases = {_storage(one._base)._cdata for _, one in named if one._base is not None}
+        # torch keeps what a view is of, a forward leaves views behind in its module, and an earlier
+        # run has what lies in its store
+        known = [one._base for _, one in named if one._base is not None]
+        for module in (one for model in self.modules for one in model.modules()):
+            known += [one for one in vars(module).values() if type(one) is torch.Tensor]
+        left_out = {_storage(one)._cdata for one in known}
         reference: Any = StorageWeakRef
         before = [
             (name, one, reference(memory))
             for name, one, memory in ((name, one, _storage(one)) for name, one in named)
-            if memory._cdata not in bases and not in_heap(memory.data_ptr())
+            if memory._cdata not in left_out and not in_heap(memory.data_ptr())
         ]
         yield
         left = [each for each in before if _is_left_behind(*each)]

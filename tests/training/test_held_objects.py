@@ -177,6 +177,17 @@ def test_what_answers_for_itself_is_not_told(shm: Path) -> None:
     assert told(shm / "b.pm", meter, count, stateful={"agent": agent}) == []
 
 
+def test_collections_that_have_no_end(shm: Path) -> None:
+    held: Any = {"m": Meter(), "rows": [[[[0] * 64 for _ in range(64)]] * 64] * 64}
+    held["rows"].append(held)
+    held["rows"].append(held["rows"])
+
+    def change(net: Any) -> None:
+        net.held["m"].count += 1
+
+    assert told(shm / "a.pm", held, change) == ["count in held['m']"]
+
+
 def test_what_is_no_change(shm: Path) -> None:
     """Something made at its first use, an object of a library, another object each time, and what
     has a graph."""

@@ -30,6 +30,7 @@ RIGHT: dict[str, Taken] = {
     "parameters": lambda net: dict(net.named_parameters()),
     "a buffer that is a view": lambda net: net.register_buffer("part", torch.ones(8)[:3]),
     "forward": lambda net: net(torch.ones(4, 3)).sum(),
+    "an attribute": lambda net: setattr(net, "left", net[0].weight.detach().view(-1)),
     "garbage": lambda net: cycle(net),
 }
 
