@@ -170,6 +170,29 @@ class Asks(Net):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class Rare(Net):
+    """Logs some figures in an epoch's first batch alone. Its epochs end after five batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric = torchmetrics.MeanSquaredError()
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        if index == 0:
+            self.metric(self.net(batch[0]).detach(), batch[1])
+            self.log("metric", self.metric, on_step=True, on_epoch=True, prog_bar=True)
+            self.log("first", loss, on_step=False, on_epoch=True)
+            self.log("largest", loss, on_epoch=True, reduce_fx=max, prog_bar=True)
+        return loss
+
+    def on_train_epoch_start(self) -> None:
+        self.log("begun", float(self.current_epoch))
+
+    def on_train_batch_start(self, batch: Any, index: int) -> int | None:
+        return -1 if index == 5 else None
+
+
 class Two(Net):
     """A batch of two loaders."""
 
@@ -268,6 +291,9 @@ def program(which: str, folder: str) -> tuple[Any, tuple[Any, ...], dict[str, An
             (DataLoader(Stream(), batch_size=None), loader(DATA, shuffle=False)),
             {"val_check_interval": 4},
         )
+    if which == "rare":
+        data = (loader(DATA), loader(DATA, shuffle=False))
+        return Rare(), data, {"val_check_interval": 2}
     if which == "two":
         both = {"a": loader(Noisy(), batch_size=8), "b": loader(DATA, drop_last=True)}
         data = CombinedLoader(both, "max_size_cycle")
@@ -359,6 +385,8 @@ def run(
         "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
         "losses": losses.losses,
         "metrics": dict(trainer.callback_metrics),
+        "logged": dict(trainer.logged_metrics),
+        "shown": dict(trainer.progress_bar_metrics),
         "steps": trainer.global_step,
         "epoch": trainer.current_epoch,
         "generators": [torch.get_rng_state(), np.random.get_state()[1].copy()],

@@ -20,6 +20,7 @@ PLACES = {
     "half": ["step", "epoch end"],
     "pair": ["step"],
     "stream": ["step", "validation", "epoch end"],
+    "rare": ["step", "validation", "epoch end"],
     "two": ["step", "epoch end"],
     "module": ["step", "epoch end"],
     "stateful": ["step", "epoch end"],

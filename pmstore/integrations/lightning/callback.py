@@ -217,10 +217,6 @@ class PmstoreCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         self._started = True
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        if self.run is not None:
-            self._metrics.forget()
-
     def on_train_batch_start(
         self, trainer: Any, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -241,11 +237,6 @@ class PmstoreCallback(Callback):
         if (loss := trainer_parts.loss_of(outputs)) is not None:
             self.run.log(loss=loss)
         self._stepped = self._stepped or not trainer.optimizers
-        self._metrics.add_up()
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        if self.run is not None:
-            self._metrics.add_up()
 
     @contextmanager
     def _asked(self, index: int, begins: bool) -> Iterator[None]:
@@ -281,6 +272,7 @@ class PmstoreCallback(Callback):
         step that it takes for unfinished."""
         if self._loops.within:
             self._take_back()
+        self._metrics.go_on(within=self._loops.within)
         self._loops.go_on()
         self._resumes, self._generators, self._stepped = False, None, False
 
@@ -317,7 +309,6 @@ class PmstoreCallback(Callback):
             )
             where = self.run.store.path
             rank_zero_info(f"the training in {where} had ended{how}: nothing was trained")
-            self._metrics.show()
             rng.restore(self._generators)
         self._leave(None)
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import builtins
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,11 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _BaseProgress
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultMetric,
+    _Sync,
+)
 from torchmetrics import Metric
 
 from pmstore.torch.run_errors import ChangedError
@@ -251,49 +256,57 @@ class Callbacks:
 
 
 class Metrics:
-    """Keeps what was logged: the newest figures, by which schedulers and callbacks go, and what was
-    summed up since the epoch began. It keeps torchmetrics' metrics in the module too."""
+    """Keeps what was logged: the newest figures, by which schedulers and callbacks go, and what the
+    Trainer has gathered since the epoch began. It keeps torchmetrics' metrics in the module too."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._newest: dict[str, torch.Tensor] = {}  # of the stored run
-        self._before: dict[str, dict[str, Any]] = {}  # its sums, not yet added
-
-    def _results(self) -> Mapping[str, Any]:
-        """Returns the results of this epoch, by what logged them and their name."""
-        results: Mapping[str, Any] = self._trainer.fit_loop.epoch_loop._results
-        return results
+        self._logged = trainer._logger_connector
+        self._stored: dict[str, Any] | None = None  # not yet given to the Trainer: `go_on`
 
     def _metrics(self) -> dict[str, Metric]:
         modules = self._trainer.lightning_module.named_modules()
         return {name: one for name, one in modules if isinstance(one, Metric)}
 
     def state_dict(self) -> dict[str, Any]:
-        self.add_up()
         return {
-            "newest": {
-                name: value
-                for name, value in self._trainer.callback_metrics.items()
-                if isinstance(value, torch.Tensor)
-            },
-            "sums": {**self._before, **self._sums()},
+            "newest": {name: dict(newest) for name, newest in self._newest().items()},
+            "epoch": self._epoch() if self._stored is None else self._stored,
             "metrics": {
                 name: {"state": _state_of(one), "updates": one._update_count}
                 for name, one in self._metrics().items()
             },
         }
 
-    def _sums(self) -> dict[str, Any]:
+    def _newest(self) -> dict[str, dict[str, Any]]:
+        """Returns the Trainer's own figures. What is gathered is not in them yet."""
         return {
-            key: {"value": one.value, "batches": getattr(one, "cumulated_batch_size", None)}
-            for key, one in self._results().items()
-            if one.is_tensor and one.meta.on_epoch and not one.has_reset
+            "callback": self._logged._callback_metrics,
+            "logged": self._logged._logged_metrics,
+            "bar": self._logged._progress_bar_metrics,
+        }
+
+    def _results(self) -> dict[str, _ResultMetric]:
+        results: dict[str, _ResultMetric] = self._trainer.fit_loop.epoch_loop._results
+        return results
+
+    def _epoch(self) -> dict[str, Any]:
+        """Returns what was gathered since the epoch began, by the hook that logged it and its
+        name; and by which hook, and whether in the first batch, as what is logged next depends on
+        it."""
+        return {
+            "results": {
+                key: _gathered(one) for key, one in self._results().items() if not one.has_reset
+            },
+            "hook": self._logged._current_fx,
+            "first": self._logged._first_loop_iter,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self._newest = state_dict["newest"]
-        self.show()
-        self._before = state_dict["sums"]
+        for name, newest in self._newest().items():
+            newest.clear()
+            newest.update(state_dict["newest"][name])
+        self._stored = state_dict["epoch"]
         for name, one in self._metrics().items():
             if name in state_dict["metrics"]:
                 stored = state_dict["metrics"][name]
@@ -301,32 +314,70 @@ class Metrics:
                     setattr(one, key, value)
                 one._update_count, one._computed = stored["updates"], None
 
-    def show(self) -> None:
-        """Gives the Trainer the newest figures of the stored run."""
-        self._trainer.callback_metrics.update(self._newest)
-
-    def forget(self) -> None:
-        """Forgets the stored sums: a new epoch begins."""
-        self._before = {}
-
-    def add_up(self) -> None:
-        """Adds the stored sums to those that were logged again since: Lightning begins these at
-        nothing with the first batch after a restart."""
-        if not self._before:
+    def go_on(self, *, within: bool) -> None:
+        """Gives the Trainer what was gathered in the stored epoch, if that is under way. It takes
+        the place of what hooks have logged at this start."""
+        stored, self._stored = self._stored, None
+        if not within or stored is None:
             return
         results = self._results()
-        for key in [key for key in self._before if key in results]:
-            one, before = results[key], self._before[key]
-            if one.has_reset:
-                continue
-            del self._before[key]
-            if one.meta.is_max_reduction or one.meta.is_min_reduction:
-                one.value = one.meta.reduce_fx(before["value"], one.value)
-            else:
-                one.value = before["value"] + one.value
-            if before["batches"] is not None:
-                one.cumulated_batch_size = before["batches"] + one.cumulated_batch_size
-            one._computed = None
+        results.clear()
+        for key, gathered in stored["results"].items():
+            results[key] = self._made(gathered)
+        self._logged._current_fx, self._logged._first_loop_iter = stored["hook"], stored["first"]
+
+    def _made(self, gathered: dict[str, Any]) -> _ResultMetric:
+        package, name = gathered["reduce"]
+        reduce_fx = getattr(torch if package == "torch" else builtins, name)
+        meta = _Metadata(**gathered["logged"], reduce_fx=reduce_fx)
+        reduce = self._trainer.strategy.reduce  # as LightningModule.log gives it
+        meta.sync = _Sync(fn=reduce, _should=gathered["sync"], rank_zero_only=gathered["rank_zero"])
+        is_tensor = gathered["value"] is not None
+        one = _ResultMetric(meta, is_tensor)
+        if is_tensor:
+            one.value = gathered["value"]
+            if gathered["batches"] is not None:
+                one.cumulated_batch_size = gathered["batches"]
+        else:
+            one.value = self._trainer.lightning_module.get_submodule(meta.metric_attribute)
+        one._forward_cache, one._update_count = gathered["newest"], gathered["updates"]
+        return one.to(self._trainer.strategy.root_device)
+
+
+_LOGGED = (
+    "fx",
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "enable_graph",
+    "add_dataloader_idx",
+    "dataloader_idx",
+    "metric_attribute",
+)
+"""Of what `LightningModule.log` was called with, what is data."""
+
+
+def _gathered(one: _ResultMetric) -> dict[str, Any]:
+    """Returns what `Metrics` keeps of a figure that is gathered. Raises: ValueError."""
+    meta, newest = one.meta, one._forward_cache
+    if meta.sync.group is not None:
+        raise ValueError(
+            f"self.log({meta.name!r}, sync_dist_group=...): a group of ranks cannot be kept. Leave "
+            "it out, or reduce the value over the group before it is logged"
+        )
+    name = meta.reduce_fx.__name__
+    return {
+        "logged": {key: getattr(meta, key) for key in _LOGGED},
+        "reduce": ["torch" if meta.reduce_fx is getattr(torch, name) else "builtins", name],
+        "sync": meta.sync.should,
+        "rank_zero": meta.sync.rank_zero_only,
+        "value": one.value.detach() if one.is_tensor else None,
+        "batches": getattr(one, "cumulated_batch_size", None),
+        "newest": newest.detach() if isinstance(newest, torch.Tensor) else newest,
+        "updates": one._update_count,
+    }
 
 
 def _state_of(metric: Metric) -> dict[str, Any]:
