@@ -9,7 +9,7 @@ so that `store["h"] += [1]` does what it says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 _COPY = "a value that was looked up is a copy: to change it here would not change the store. "
@@ -91,8 +91,9 @@ class ReadOnlyBytes(bytearray):
         return repr(bytearray(self))
 
 
-PLAIN: Mapping[type, type] = {ReadOnlyList: list, ReadOnlyDict: dict, ReadOnlyBytes: bytearray}
-"""The plain type of each."""
+PLAIN: dict[type, type] = {ReadOnlyList: list, ReadOnlyDict: dict, ReadOnlyBytes: bytearray}
+"""The plain type of each. A class of pmstore's own can add itself: its objects are stored as plain
+ones."""
 
 
 def plain_type(value: Any) -> type:

@@ -112,6 +112,7 @@ def is_namedtuple(kind: type) -> bool:
 @lru_cache(4096)
 def is_leaf(kind: type) -> bool:
     """Whether it is a type of data that holds no other data, and cannot change."""
+    kind = PLAIN.get(kind, kind)
     return (
         (kind in values.LEAVES and kind is not bytearray)
         or (kind in _PARTS_OF and kind not in COLLECTIONS)

@@ -124,7 +124,6 @@ _LOWER: dict[type, Callable[[Any], Any]] = {
     str: _same,
     bytes: _same,
     bytearray: lambda value: msgpack.ExtType(_BYTEARRAY, bytes(value)),
-    ReadOnlyBytes: lambda value: msgpack.ExtType(_BYTEARRAY, bytes(value)),
     complex: lambda value: msgpack.ExtType(_COMPLEX, _PAIR.pack(value.real, value.imag)),
     dt.datetime: _lower_clock,
     dt.time: _lower_clock,
@@ -140,11 +139,10 @@ LEAVES = _LOWER.keys()
 
 def _lower(value: Any, depth: int) -> Any:
     """Returns the value in terms of msgpack's own types and extension types."""
-    kind = type(value)
+    kind = PLAIN.get(type(value), type(value))
     leaf = _LOWER.get(kind)
     if leaf is not None:
         return leaf(value)
-    kind = PLAIN.get(kind, kind)
     if kind is list or kind is tuple or kind is dict:
         if depth == MAX_DEPTH:
             raise ValueError(

@@ -14,8 +14,9 @@ from pmstore.scheduler import CommitScheduler
 from pmstore.tiers._flush.flush import Flush
 from pmstore.torch._data.batch_source import Source
 from pmstore.torch._step.by_hand import NextStep
+from pmstore.torch._step.epoch import Epoch
 from pmstore.torch._step.log import LogFunction, ScalarWriter, number
-from pmstore.torch._step.loops import Epoch, Loops, Options, check_count
+from pmstore.torch._step.loops import Loops, Options, check_count
 from pmstore.torch._step.state import ENDED, IDLE, MARKED, OPEN, Event, Kind
 from pmstore.torch._step.steps import Steps
 from pmstore.torch.checkpoints import Keeper, KeptState

@@ -6,6 +6,7 @@ comparing what it gives now with what it gave before.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from pmstore.torch.keys import full_name, under
@@ -108,6 +116,8 @@ def settings_of_loader(loader: Any) -> Settings:
     if not isinstance(loader, DataLoader):
         return {**found, "length": _length(loader)}
     found["length of the data set"] = _length(loader.dataset)
+    if rows := _rows(loader.dataset):
+        found["rows of the data set"] = rows
     batches: Any = loader.batch_sampler
     sampler: Any = loader.sampler
     if batches is not None and type(batches) is not BatchSampler:
@@ -166,6 +176,24 @@ def fingerprint(program: Program) -> dict[str, Settings]:
         for name, parameter in model.named_parameters()
     }
     return found
+
+
+def _rows(data: Any) -> str:
+    """Which rows of others a data set has, in words that differ where these do; "" if it has all,
+    or does not say. (`random_split` without a seed chooses others at each start.)"""
+    if isinstance(data, ConcatDataset):
+        return "; ".join(filter(None, map(_rows, data.datasets)))
+    if not isinstance(data, Subset):
+        return ""
+    try:
+        rows = np.asarray(data.indices)
+    except (TypeError, ValueError, RuntimeError):
+        return ""
+    if rows.dtype.kind not in "iu" or not rows.size:
+        return _rows(data.dataset)
+    digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=4).hexdigest()
+    said = f"{rows.size:,} that begin with {', '.join(map(str, rows[:3].tolist()))} ({digest})"
+    return "; ".join(filter(None, (said, _rows(data.dataset))))
 
 
 def _kind(item: Any) -> str:

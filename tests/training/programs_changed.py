@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
 
 import pmstore
 import pmstore.torch
@@ -40,15 +40,19 @@ def program(
     samples: int = 100,
     batch_size: int = 20,
     shuffle: bool = True,
+    split: int | None = None,
     loader: bool = True,
     stateful: dict[str, Any] | None = None,
     seed: int = 0,
     **more: Any,
 ) -> dict[str, Any]:
-    """The arguments of `attach`. more: of the DataLoader."""
+    """The arguments of `attach`. split: seed of an order of the samples. more: of the loader."""
     torch.manual_seed(seed)
     features = torch.randn(samples, 10, generator=torch.Generator().manual_seed(7))
-    data = TensorDataset(torch.arange(samples), features)
+    data: Any = TensorDataset(torch.arange(samples), features)
+    if split is not None:
+        chosen = torch.Generator().manual_seed(split)
+        data = ConcatDataset([random_split(data, [samples], chosen)[0]])
     model = nn.Module()
     model.body = nn.Linear(10, width, bias=bias)
     if norm:

@@ -41,6 +41,11 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "drop_last": ({}, {"drop_last": True}, "drop_last of the loader: stored False, given True"),
     "data grew": ({}, {"samples": 140}, 'stored 100, given 140. Resume(data="next epoch")'),
     "data shrank": ({}, {"samples": 40}, "length of the data set of the loader: stored 100, given"),
+    "other rows": (
+        {"split": 1},
+        {"split": 2},
+        "rows of the data set of the loader: stored '100 that begin with ",
+    ),
     "no shuffle": ({}, {"shuffle": False}, "stored 'shuffle=True', given 'shuffle=False'"),
     "SGD": ({}, {"kind": torch.optim.SGD}, "stored 'AdamW', given 'SGD'. Resume(optimizer=\"prog"),
     "Adam": (
@@ -61,6 +66,7 @@ PIECES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing": ({}, {}),
+    "rows": ({"split": 1}, {"split": 1}),
     "seed": ({}, {"seed": 5}),
     "workers": ({}, {"num_workers": 1, "prefetch_factor": 3}),
     "lr as a tensor": ({}, {"lr": torch.tensor(1e-2)}),

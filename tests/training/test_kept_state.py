@@ -920,6 +920,32 @@ def test_a_data_set_with_a_cache_of_objects(path: Path) -> None:
         assert data.count == {"made": 4 * epochs}
 
 
+class Current(nn.Linear):
+    now: Any = -1
+
+
+def test_the_number_of_an_epoch_is_kept_as_a_number(path: Path) -> None:
+    """In the state, the store, a list and a module."""
+    for epochs in (1, 2):
+        model = Current(3, 1)
+        sgd = torch.optim.SGD(model.parameters(), 0.1)
+        with pmstore.open(path) as store:
+            run = attach(store, model=model, optimizer=sgd, loader=[torch.ones(2, 3)] * 2)
+            if epochs == 2:
+                assert dict(run.state) == {"best": 0, "seen": {0: [0]}}
+                assert (type(run.state["best"]), type(model.now), model.now) == (int, int, 0)
+            for epoch in run.epochs(epochs):
+                for batch in epoch:
+                    sgd.zero_grad()
+                    model(batch).sum().backward()
+                    sgd.step()
+                model.now = run.state["best"] = store["epoch"] = epoch
+                run.state["seen"] = {epoch: [epoch]}
+                store.list("history").append(epoch)
+            assert type(store["epoch"]) is int
+            assert [*store.list("history")] == [*range(epochs)]
+
+
 def test_a_member_of_an_enumeration_in_a_data_set_comes_back_as_itself(path: Path) -> None:
     for life in range(2):
         rows, model = Rows(), nn.Linear(3, 1)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import builtins
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -327,9 +327,7 @@ class Metrics:
         self._logged._current_fx, self._logged._first_loop_iter = stored["hook"], stored["first"]
 
     def _made(self, gathered: dict[str, Any]) -> _ResultMetric:
-        package, name = gathered["reduce"]
-        reduce_fx = getattr(torch if package == "torch" else builtins, name)
-        meta = _Metadata(**gathered["logged"], reduce_fx=reduce_fx)
+        meta = _Metadata(**gathered["logged"], reduce_fx=_REDUCE[tuple(gathered["reduce"])])
         reduce = self._trainer.strategy.reduce  # as LightningModule.log gives it
         meta.sync = _Sync(fn=reduce, _should=gathered["sync"], rank_zero_only=gathered["rank_zero"])
         is_tensor = gathered["value"] is not None
@@ -357,6 +355,16 @@ _LOGGED = (
     "metric_attribute",
 )
 """Of what `LightningModule.log` was called with, what is data."""
+_REDUCE: dict[tuple[str, ...], Callable[..., Any]] = {
+    ("torch", "mean"): torch.mean,
+    ("torch", "sum"): torch.sum,
+    ("torch", "max"): torch.max,
+    ("torch", "min"): torch.min,
+    ("builtins", "max"): max,
+    ("builtins", "min"): min,
+    ("builtins", "sum"): sum,
+}
+"""All that Lightning takes."""
 
 
 def _gathered(one: _ResultMetric) -> dict[str, Any]:
@@ -367,10 +375,10 @@ def _gathered(one: _ResultMetric) -> dict[str, Any]:
             f"self.log({meta.name!r}, sync_dist_group=...): a group of ranks cannot be kept. Leave "
             "it out, or reduce the value over the group before it is logged"
         )
-    name = meta.reduce_fx.__name__
+    (reduce,) = (names for names, one in _REDUCE.items() if one is meta.reduce_fx)
     return {
         "logged": {key: getattr(meta, key) for key in _LOGGED},
-        "reduce": ["torch" if meta.reduce_fx is getattr(torch, name) else "builtins", name],
+        "reduce": [*reduce],
         "sync": meta.sync.should,
         "rank_zero": meta.sync.rank_zero_only,
         "value": one.value.detach() if one.is_tensor else None,

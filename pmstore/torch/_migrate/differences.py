@@ -107,8 +107,9 @@ def _changed(ours: Settings, theirs: Settings) -> list[str]:
 
 def _of_loader(ours: Settings, theirs: Settings) -> list[Difference]:
     changed = _changed(ours, theirs)
-    if "length of the data set" in changed and "samples of a data epoch" in changed:
-        changed.remove("samples of a data epoch")
+    if "length of the data set" in changed:  # which says the rest
+        others = ("samples of a data epoch", "rows of the data set")
+        changed = [key for key in changed if key not in others]
     sizes = ("batch_size", "drop_last")
     # the place can be kept in samples only if their order is the same
     same_order = all(key in sizes for key in changed)

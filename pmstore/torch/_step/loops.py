@@ -12,6 +12,7 @@ from pmstore.errors import TransactionError
 from pmstore.torch._data.batch_source import Source
 from pmstore.torch._data.cursor import Cursor, Transfer
 from pmstore.torch._data.position import Position
+from pmstore.torch._step.epoch import Epoch
 from pmstore.torch._step.progress import BY_HAND, LoopRecord
 from pmstore.torch._step.state import ENDED, IDLE, MARKED, OPEN, Kind
 from pmstore.torch._step.steps import Steps
@@ -41,32 +42,6 @@ class Options:
     device: Any = None
     limit: int | None = None
     """Batches of an epoch at most."""
-
-
-class Epoch(int):
-    """One epoch of `Run.epochs`: its number, from 0, which is iterated for its batches."""
-
-    _batches: Callable[[], Iterator[Any]]
-    _length: Callable[[], int | None]
-
-    @classmethod
-    def of(
-        cls, number: int, batches: Callable[[], Iterator[Any]], length: Callable[[], int | None]
-    ) -> Epoch:
-        epoch = cls(number)
-        epoch._batches, epoch._length = batches, length
-        return epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        """The batches of the epoch that were not trained on."""
-        return self._batches()
-
-    def __len__(self) -> int:
-        """Batches of the whole epoch. Raises: TypeError: the loader does not say."""
-        length = self._length()
-        if length is None:
-            raise TypeError("the loader of the run does not say how many batches an epoch has")
-        return length
 
 
 class Loops:
