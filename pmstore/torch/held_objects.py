@@ -13,20 +13,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pmstore._engine._binding import Watch
-from pmstore.torch._data.loader_attributes import Key, Look, parts_in, size_of
+from pmstore.objects.core import in_heap
+from pmstore.objects.structure import COLLECTIONS
 from pmstore.torch._state.module_attributes import modules_of, own_keys
+from pmstore.torch._state.optimizer_state import is_constant
 from pmstore.torch._state.stateful import is_stateful
-from pmstore.torch.changes import asking
+from pmstore.torch.changes import sample_of
 
 _MOST_OBJECTS = 64
-"""Objects that are watched; items of one collection that are looked into."""
-_MOST_COLLECTIONS = 1000
+"""Objects that are watched, items of a collection that are looked into, attributes of an object."""
+_MOST_LOOKS = 2000
+"""Objects and collections that are looked into for them."""
 _OTHERS = (nn.Module, Optimizer, Dataset, Sampler, DataLoader)
 """What other parts of a run keep, or refuse."""
 _HOLDERS = (argparse.Namespace, types.SimpleNamespace)
@@ -34,16 +37,21 @@ _HOLDERS = (argparse.Namespace, types.SimpleNamespace)
 _OF_TORCH = ("defaults", "param_groups", "state")
 _LIBRARIES = {"site-packages", "dist-packages"}
 
+Table = dict[Any, Any]
+"""The attributes of an object, or a dict."""
+Place = tuple[str, Any]
+"""What an object is called, and it."""
+
 
 class HeldObjects:
-    """A `Part` that keeps nothing. It warns, once for each object, where data in its attributes
-    has changed since `attach`.
+    """A `Part` that keeps nothing. It warns, once for each object, where a number or text in it is
+    another, a tensor or array was written, or a collection got longer or shorter.
 
-    An attribute that is new, or was None, is no change: a cache. Nor is what a forward leaves
-    behind: tensors of a graph, another object in a module.
+    An attribute that is new, or was None, or a dict that was empty, is no change: a cache. Nor is
+    what a forward leaves behind: tensors of a graph, another object in a module.
 
     Attributes:
-        objects: those that are watched, by their places.
+        watched: tables with what they are called, and what was seen in them.
     """
 
     def __init__(
@@ -55,122 +63,143 @@ class HeldObjects:
     ) -> None:
         """data: data sets and samplers, by their places. kept: what answers for itself and for all
         that it holds."""
-        seen: dict[int, Any] = {}
-        roots: list[tuple[str, Any]] = [("", one) for one in kept]
-        for place, one in data.items():
-            if is_stateful(one):
-                roots += _attributes(place, one, vars(one))
-        for _ in _below(roots, seen):
-            pass
-        roots = []
-        for name, module in modules_of(models).items():
+        self.watch: None = None
+        modules = modules_of(models)
+        self._kept: set[int] = set()  # tensors, by id
+        self._optimizers: set[int] = set()  # their tables
+        for module in modules.values():
+            self._kept.update(map(id, module._parameters.values()))
+            self._kept.update(map(id, module._buffers.values()))
+        answers: list[Place] = [("", one) for one in kept]
+        roots: list[Place] = []
+        for name, module in modules.items():
             roots += _attributes(name, module, own_keys(module))
         for place, one in data.items():
-            roots += _attributes(place, one, vars(one))
-        self.objects: dict[str, Any] = dict(_below(roots, seen))
-        self._optimizers: set[str] = set()
-        for key, one in optimizers.items():
-            if _is_of_program(type(one)):
-                place = f"optimizer {key!r}" if key else "the optimizer"
-                self.objects[place] = one
-                self._optimizers.add(place)
-        self._see(Look(self.objects))
-
-    def _see(self, look: Look) -> None:
-        self._look = look
-        asked = look.asked()
-        self.watch: Watch | None = None if asked is None else asking(asked)
+            (answers if is_stateful(one) else roots).extend(_attributes(place, one, vars(one)))
+        seen: set[int] = set()
+        for _ in _below(answers, seen, _MOST_LOOKS):
+            pass
+        tables = [*_below(roots, seen, _MOST_OBJECTS)]
+        for key, optimizer in optimizers.items():
+            if _is_of_program(type(optimizer)):
+                called = f"optimizer {key!r}" if key else "the optimizer"
+                tables.append((called, vars(optimizer)))
+                self._optimizers.add(id(vars(optimizer)))
+        self.watched: list[tuple[str, Table, Table]] = [
+            (place, table, self._look(table)) for place, table in tables
+        ]
 
     def capture(self) -> None:
         """Warns of what has changed."""
-        try:
-            changed = [*self._changed()]
-        except RuntimeError:  # another thread is at it: it looks again at the next step
-            self.watch = None
-            return
-        for place, name in changed:
-            if self.objects.pop(place, None) is not None:
+        told: list[tuple[str, Any]] = []
+        for at, (place, table, before) in enumerate(self.watched):
+            now = self._look(table)
+            if now != before:
+                changed = (name for name, one in before.items() if now.get(name, one) != one)
+                told += [(place, name) for name in [*changed][:1]]
+                self.watched[at] = place, table, now
+        if told:
+            places = {place for place, _ in told}
+            self.watched = [each for each in self.watched if each[0] not in places]
+            for place, name in told:
                 self._tell(place, name)
-        if changed:
-            self._see(Look(self.objects))
 
     def restore(self) -> None:
         """Nothing is kept."""
 
-    def _changed(self) -> Iterator[Key]:
-        look = self._look
-        before = {key for key in look.entries if look.values.get(key, look) is not None}
-        changed = look.written()
-        if look.watch.look():
-            now = Look(self.objects, look)
-            changed |= look.differences(now)
-            self._see(now)
-        for place, name in sorted(changed & before, key=str):
-            if place not in self.objects:  # told
-                continue
-            if place in self._optimizers and (name.startswith("_") or name in _OF_TORCH):
-                continue
-            if not any(map(_of_graph, parts_in(vars(self.objects[place]).get(name)))):
-                yield place, name
+    def _look(self, table: Table) -> Table:
+        try:
+            items = [*table.items()][:_MOST_OBJECTS]
+        except RuntimeError:  # another thread has put something in
+            return {}
+        if id(table) in self._optimizers:
+            items = [each for each in items if each[0] not in _OF_TORCH and each[0][:1] != "_"]
+        return {name: seen for name, value in items if (seen := self._seen(value)) is not None}
+
+    def _seen(self, value: Any) -> Any:
+        """Returns what tells that a value is another; None: nothing does, or that is no change."""
+        kind: Any = type(value)
+        if value is None:
+            return None
+        if is_constant(value):
+            return kind, value if value == value else repr(value)  # nan is nan
+        if kind is torch.Tensor:
+            if value.requires_grad or id(value) in self._kept or value.is_inference():
+                return None
+            strided = value.layout is torch.strided and not value.is_nested
+            if strided and in_heap(value.data_ptr()):
+                return None
+            return kind, id(value), value._version
+        if kind is np.ndarray and value.dtype.kind in "biufc":
+            return kind, sample_of(value)
+        if kind in COLLECTIONS and kind is not tuple:
+            return (kind, len(value)) if value or not isinstance(value, dict) else None
+        return None
 
     @staticmethod
-    def _tell(place: str, name: str) -> None:
+    def _tell(place: str, name: Any) -> None:
+        what = name if type(name) is str else _key(name)
         warnings.warn(
-            f"{name} in {place} has changed since attach, and is not kept: a run keeps what "
+            f"{what} in {place} has changed since attach, and is not kept: a run keeps what "
             "modules and data sets hold themselves, and of objects in them what is given to it. "
-            "After a restart it is as the program makes it. If the training depends on it, give "
-            "the object state_dict() and load_state_dict(), and say attach(stateful={'name': the "
-            "object}), or keep the value in an attribute of the module or data set",
+            "After a restart it is as the program makes it. If the training depends on it, keep "
+            "the value in an attribute of the module or data set, or give the object state_dict() "
+            "and load_state_dict() and say attach(stateful={'name': the object})",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-def _attributes(place: str, one: object, names: Iterable[str]) -> list[tuple[str, Any]]:
+def _attributes(place: str, one: object, names: Iterable[str]) -> list[Place]:
     held = vars(one)
     return [(f"{place}.{name}" if place else name, held[name]) for name in [*names]]
 
 
-def _below(roots: Iterable[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """The objects of the program's own that the roots are or hold, with their places. seen: those
-    that are left out, and that were found, by id."""
-    level, found, collections = [*roots], 0, set[int]()
-    while level and found < _MOST_OBJECTS and len(collections) < _MOST_COLLECTIONS:
+def _below(roots: Iterable[Place], seen: set[int], most: int) -> Iterator[tuple[str, Table]]:
+    """The tables of the program's own objects that the roots are or hold, so many at most, with
+    what they are called. seen: ids of what is left out; what was found is added."""
+    level, looks, found = [*roots], 0, 0
+    while level and found < most and looks < _MOST_LOOKS:
         place, one = level.pop(0)
+        looks += 1
         kind = type(one)
-        if id(one) in seen or id(one) in collections or isinstance(one, _OTHERS):
+        if id(one) in seen or issubclass(kind, _OTHERS):
             continue
         if kind in (list, tuple, dict):
-            collections.add(id(one))
-            items = one.items() if kind is dict else enumerate(one)
-            some = [pair for pair, _ in zip(items, range(_MOST_OBJECTS), strict=False)]
-            level += [(f"{place}[{at!r}]", part) for at, part in some if _may_hold(part)]
-            if kind is dict and size_of(one) is None:
+            seen.add(id(one))
+            items = [*(one.items() if kind is dict else enumerate(one))][:_MOST_OBJECTS]
+            level += [(f"{place}[{_key(at)}]", part) for at, part in items if _may_hold(part)]
+            if kind is dict and not all(map(_is_data, [part for _, part in items])):
                 found += 1
-                seen[id(one)] = one
-                yield place, _Items(one)
-        elif _is_of_program(kind) and type(getattr(one, "__dict__", None)) is dict:
+                yield place, one
+        elif _is_of_program(kind) and type(table := _table_of(one)) is dict:
+            seen.add(id(one))
             found += 1
-            seen[id(one)] = one
-            yield place, one
+            yield place, table
             level += [
-                (f"{place}.{name}", part) for name, part in [*vars(one).items()] if _may_hold(part)
+                (f"{place}.{name}", part) for name, part in [*table.items()] if _may_hold(part)
             ]
 
 
-class _Items:
-    """Those of a dict as attributes."""
+def _table_of(one: object) -> Any:
+    try:
+        return object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        return None
 
-    def __init__(self, items: dict[Any, Any]) -> None:
-        self.__dict__ = items
+
+def _key(key: Any) -> str:
+    """A key in a message."""
+    return repr(key) if type(key) in (str, int) else f"a {type(key).__name__}"
 
 
 def _may_hold(part: Any) -> bool:
     return type(part) in (list, tuple, dict) or type(part).__module__ not in ("builtins", "torch")
 
 
-def _of_graph(part: Any) -> bool:
-    return isinstance(part, torch.Tensor) and part.requires_grad
+def _is_data(part: Any) -> bool:
+    kind: Any = type(part)
+    return is_constant(part) or kind in COLLECTIONS or kind in (torch.Tensor, np.ndarray)
 
 
 def _is_of_program(kind: type) -> bool:

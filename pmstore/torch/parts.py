@@ -60,10 +60,10 @@ class Part(Protocol):
 
 
 _SHARED = (
-    "the {} shared its memory with another tensor, such as a view, tensor.data, or one of a "
-    "state_dict() that was taken before. attach has moved it into the store, and the other one "
-    "stays where it was: neither sees any more what is written to the other. If the program uses "
-    "that one, take it after attach"
+    "the {} shared its memory with another tensor, such as a view, tensor.data, one of a "
+    "state_dict(), or one that was loaded with assign=True. attach has moved it into the store, "
+    "and the other one stays where it was: neither sees any more what is written to the other. If "
+    "the program uses that one, take it after attach; else del it before"
 )
 
 
@@ -125,7 +125,7 @@ class Pieces:
             self.parts.append(AttributesPart(store, path, program.models, self.model))
         data = source.objects if source is not None and source.asks else {}
         held = HeldObjects(program.models, program.optimizers, data, program.keepers)
-        if held.objects:
+        if held.watched:
             self.parts.append(held)
         self.parts.append(self.trainable)
         if self.gradients is not None:
@@ -224,12 +224,12 @@ class Pieces:
         named = list(self.model.named_tensors) if self.model is not None else []
         for optimizer in self.optimizers.values():
             named += [(f"parameter {name}", one) for name, one in optimizer.extra_parameters]
-        # torch keeps what a view is of, a forward leaves views behind in its module, and an earlier
-        # run has what lies in its store
-        known = [one._base for _, one in named if one._base is not None]
+        # torch keeps what a view is of, also of those that a forward leaves in its module; and an
+        # earlier run what lies in its store
+        views = [one for _, one in named]
         for module in (one for model in self.modules for one in model.modules()):
-            known += [one for one in vars(module).values() if type(one) is torch.Tensor]
-        left_out = {_storage(one)._cdata for one in known}
+            views += [one for one in vars(module).values() if type(one) is torch.Tensor]
+        left_out = {_storage(one._base)._cdata for one in views if one._base is not None}
         reference: Any = StorageWeakRef
         before = [
             (name, one, reference(memory))

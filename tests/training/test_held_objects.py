@@ -56,7 +56,7 @@ def told(
     path: Path, held: Any, change: Any, *, optimizer: Any = torch.optim.SGD, **given: Any
 ) -> list[str]:
     """What is warned of in a run of four steps, each of which makes the change."""
-    net = Net(held)
+    net = held if isinstance(held, Net) else Net(held)
     sgd = optimizer(net.parameters(), lr=0.1)
     with warnings.catch_warnings(record=True) as caught, pmstore.open(path) as store:
         warnings.simplefilter("always")
@@ -186,6 +186,55 @@ def test_collections_that_have_no_end(shm: Path) -> None:
         net.held["m"].count += 1
 
     assert told(shm / "a.pm", held, change) == ["count in held['m']"]
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
+def test_tensors_of_all_kinds(shm: Path) -> None:
+    """They are looked at, or not, and none that rests is told. A buffer is the module's."""
+    held: Any = SimpleNamespace(
+        strided=torch.ones(10, 10)[::2, ::3],
+        conjugate=torch.ones(3, dtype=torch.complex64).conj(),
+        sparse=torch.eye(3).to_sparse(),
+        nested=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        meta=torch.ones(3, device="meta"),
+        freed=torch.ones(3),
+        objects=np.array([None, {}]),
+        nan=float("nan"),
+    )
+    held.freed.untyped_storage().resize_(0)
+
+    def rest(net: Any) -> None:
+        held.nan = float("nan")
+        net.mean.add_(1)
+
+    net = Net(held)
+    net.register_buffer("mean", torch.zeros(3))
+    held.mean = net.mean
+    assert told(shm / "a.pm", net, rest) == []
+
+
+def test_another_thread_that_writes(shm: Path) -> None:
+    held: Any = SimpleNamespace(count=0, seen={number: [number] for number in range(1500)})
+    ends = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not ends.is_set():
+            held.seen.pop(number, None)
+            setattr(held, f"name{number % 7}", number)
+            number += 1
+            held.seen[number + 1500] = [number]
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        assert set(told(shm / "a.pm", held, lambda _: None)) <= {
+            "seen in held",
+            *(f"name{number} in held" for number in range(7)),
+        }
+    finally:
+        ends.set()
+        thread.join()
 
 
 def test_what_is_no_change(shm: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset
 from training import assert_same, contents
 
 import pmstore
@@ -925,16 +925,19 @@ class Current(nn.Linear):
 
 
 def test_the_number_of_an_epoch_is_kept_as_a_number(path: Path) -> None:
-    """In the state, the store, a list and a module."""
+    """In the state, the store, a list, a module and a sampler."""
     for epochs in (1, 2):
         model = Current(3, 1)
         sgd = torch.optim.SGD(model.parameters(), 0.1)
+        sampler = DistributedSampler(Rows(), num_replicas=1, rank=0)
+        loader = DataLoader(Rows(), 2, sampler=sampler)
         with pmstore.open(path) as store:
-            run = attach(store, model=model, optimizer=sgd, loader=[torch.ones(2, 3)] * 2)
+            run = attach(store, model=model, optimizer=sgd, loader=loader)
             if epochs == 2:
                 assert dict(run.state) == {"best": 0, "seen": {0: [0]}}
                 assert (type(run.state["best"]), type(model.now), model.now) == (int, int, 0)
             for epoch in run.epochs(epochs):
+                sampler.set_epoch(epoch)
                 for batch in epoch:
                     sgd.zero_grad()
                     model(batch).sum().backward()

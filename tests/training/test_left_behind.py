@@ -22,6 +22,7 @@ STALE: dict[str, Taken] = {
     "state_dict": lambda net: net.state_dict(),
     "view": lambda net: net[0].weight.detach()[0],
     "numpy": lambda net: net[0].weight.detach().numpy(),
+    "an attribute": lambda net: setattr(net, "left", net[0].weight.data),
     "buffer": lambda net: net[1].running_mean.view(-1),
 }
 RIGHT: dict[str, Taken] = {
@@ -30,7 +31,8 @@ RIGHT: dict[str, Taken] = {
     "parameters": lambda net: dict(net.named_parameters()),
     "a buffer that is a view": lambda net: net.register_buffer("part", torch.ones(8)[:3]),
     "forward": lambda net: net(torch.ones(4, 3)).sum(),
-    "an attribute": lambda net: setattr(net, "left", net[0].weight.detach().view(-1)),
+    "a view in a module": lambda net: setattr(net, "left", net[0].weight.detach().view(-1)),
+    "sparse": lambda net: setattr(net, "graph", torch.eye(3).to_sparse()),
     "garbage": lambda net: cycle(net),
 }
 

@@ -42,8 +42,7 @@ PROCESS = (
 
 class Staged(dict[str, Any]):
     """A staged state dict. The thread that first looks into it is the one that saves it: see
-    `Staging`. Whatever method of a dict is called is a look: what is pinned has no values before.
-    """
+    `Staging`. Each method of a dict that gives values is a look: what is pinned has none before."""
 
     def __init__(self, content: Mapping[str, Any], first_look: Callable[[], None]) -> None:
         super().__init__(content)
@@ -69,9 +68,10 @@ def _looking(method: Callable[..., Any]) -> Callable[..., Any]:
     return look
 
 
+_NO_LOOK = ("__contains__", "__getattribute__", "__init__", "__len__", "__sizeof__")
 for _name, _method in vars(dict).items():
     _of_content = isinstance(_method, (WrapperDescriptorType, MethodDescriptorType))
-    if _of_content and _name not in ("__init__", "__getattribute__"):
+    if _of_content and _name not in _NO_LOOK:
         setattr(Staged, _name, _looking(_method))
 
 

@@ -159,7 +159,7 @@ class Attributes:
 
     def __init__(self, objects: dict[str, Any]) -> None:
         self._objects = objects
-        self._look = Look(objects)
+        self._look = _Look(objects)
         self._first = dict(self._look.values)
         self._names = {(place, name) for place, one in objects.items() for name in vars(one)}
         self._changed: set[Key] = set()
@@ -174,7 +174,7 @@ class Attributes:
         others = look.watch.look()
         written = look.written()  # with those that may be other objects now
         if others:
-            self._look = Look(self._objects, look)
+            self._look = _Look(self._objects, look)
             written |= look.differences(self._look)
         if written:
             self._take(written)
@@ -225,7 +225,7 @@ class Attributes:
             value = given.get(key, self._first.get(key, _GONE))
             if key[0] in self._objects and (value is not _GONE or key not in self._names):
                 _put(self._objects[key[0]], key[1], value, ours)
-        self._look = Look(self._objects)
+        self._look = _Look(self._objects)
         self._take(set(given))
 
     def seed(self, seed: int) -> None:
@@ -244,7 +244,7 @@ class _Entry:
     def __init__(self, value: Any, size: int) -> None:
         self.value = value
         self.size = size
-        parts = parts_in(value) if size <= MOST_BYTES and type(value) not in _PLAIN else []
+        parts = _parts(value) if size <= MOST_BYTES and type(value) not in _PLAIN else []
         self.tables = [one for one in parts if type(one) in (list, dict)]
         self._watch = Watch(self.tables, [], [], 0) if self.tables else None
         self.kept: Any = _GONE
@@ -263,7 +263,7 @@ class _Entry:
         if self._coded:
             self.bits = bits_of(self.kept)
         if self.tables or isinstance(self.value, (tuple, *_ARRAYS)):
-            both = zip(parts_in(self.value), parts_in(self.kept), strict=True)
+            both = zip(_parts(self.value), _parts(self.kept), strict=True)
             self.arrays = [each for each in both if type(each[0]) in _ARRAYS]
 
     def leave(self) -> None:
@@ -274,7 +274,7 @@ class _Entry:
         self.samples = [each for each in samples if each[1] is not None]
 
 
-class Look:
+class _Look:
     """What attributes hold that is data.
 
     Attributes:
@@ -284,7 +284,7 @@ class Look:
         watch: sees whether all are the objects that they were.
     """
 
-    def __init__(self, objects: dict[str, Any], before: Look | None = None) -> None:
+    def __init__(self, objects: dict[str, Any], before: _Look | None = None) -> None:
         """before: what has not changed since is taken from there."""
         known: dict[Key, _Entry] = before.entries if before is not None else {}
         self.entries: dict[Key, _Entry] = {}
@@ -293,7 +293,7 @@ class Look:
             for name, value in list(vars(one).items()):
                 entry = known.get((place, name))
                 if entry is None or not entry.is_of(value):
-                    size = size_of(value)
+                    size = _size(value)
                     entry = None if size is None else _Entry(value, size)
                 if entry is not None:
                     entries[place, name] = entry
@@ -355,7 +355,7 @@ class Look:
                 found.add(key)
         return found | gone
 
-    def differences(self, now: Look) -> set[Key]:
+    def differences(self, now: _Look) -> set[Key]:
         """Those that a later look has found to be others."""
         ours, theirs = self.entries, now.entries
         found: set[Key] = set()
@@ -373,7 +373,7 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and (one is other or bits_of(one) == bits_of(other))
 
 
-def size_of(value: Any) -> int | None:
+def _size(value: Any) -> int | None:
     """Bytes, about. None: it cannot be stored and put back, as plain values can, arrays in memory,
     and collections of these. (What has many items is large, whatever they are.)"""
     size, left, waiting, coded = 0, _MOST_ITEMS, [value], False
@@ -424,7 +424,7 @@ def _is_coded(kind: type) -> bool:
     return (kind in COLLECTIONS and kind not in _WATCHED) or is_namedtuple(kind)
 
 
-def parts_in(value: Any) -> list[Any]:
+def _parts(value: Any) -> list[Any]:
     """It, and what is in it."""
     parts = [value]
     for one in parts:  # which gets longer
@@ -439,7 +439,7 @@ def _put(holder: Any, name: str, value: Any, ours: dict[int, Any]) -> None:
     """The value, in the object that is there, if it can be: others may hold it too. ours: see
     `become`."""
     held = vars(holder).get(name, _GONE)
-    if held is not _GONE and size_of(held) is None:
+    if held is not _GONE and _size(held) is None:
         return  # an object that was made since: a generator, a file
     if value is _GONE:
         if held is not _GONE:

@@ -22,6 +22,10 @@ class Epoch(int):
         epoch._batches, epoch._length = batches, length
         return epoch
 
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        """A copy of it, and a pickle, is its number."""
+        return int, (int(self),)
+
     def __iter__(self) -> Iterator[Any]:
         """The batches of the epoch that were not trained on."""
         return self._batches()
