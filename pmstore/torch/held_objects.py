@@ -91,7 +91,7 @@ class HeldObjects:
 
     def capture(self) -> None:
         """Warns of what has changed."""
-        told: list[tuple[str, Any]] = []
+        told: list[tuple[str, str | int]] = []
         for at, (place, table, before) in enumerate(self.watched):
             now = self._look(table)
             if now != before:
@@ -112,6 +112,7 @@ class HeldObjects:
             items = [*table.items()][:_MOST_OBJECTS]
         except RuntimeError:  # another thread has put something in
             return {}
+        items = [each for each in items if type(each[0]) in (str, int)]
         if id(table) in self._optimizers:
             items = [each for each in items if each[0] not in _OF_TORCH and each[0][:1] != "_"]
         return {name: seen for name, value in items if (seen := self._seen(value)) is not None}
@@ -121,6 +122,8 @@ class HeldObjects:
         kind: Any = type(value)
         if value is None:
             return None
+        if kind is tuple and len(value) > _MOST_OBJECTS:
+            return kind, id(value)
         if is_constant(value):
             return kind, value if value == value else repr(value)  # nan is nan
         if kind is torch.Tensor:
@@ -131,16 +134,15 @@ class HeldObjects:
                 return None
             return kind, id(value), value._version
         if kind is np.ndarray and value.dtype.kind in "biufc":
-            return kind, sample_of(value)
+            return None if isinstance(value.base, np.memmap) else (kind, sample_of(value))
         if kind in COLLECTIONS and kind is not tuple:
             return (kind, len(value)) if value or not isinstance(value, dict) else None
         return None
 
     @staticmethod
-    def _tell(place: str, name: Any) -> None:
-        what = name if type(name) is str else _key(name)
+    def _tell(place: str, name: str | int) -> None:
         warnings.warn(
-            f"{what} in {place} has changed since attach, and is not kept: a run keeps what "
+            f"{name} in {place} has changed since attach, and is not kept: a run keeps what "
             "modules and data sets hold themselves, and of objects in them what is given to it. "
             "After a restart it is as the program makes it. If the training depends on it, keep "
             "the value in an attribute of the module or data set, or give the object state_dict() "

@@ -200,6 +200,8 @@ def test_tensors_of_all_kinds(shm: Path) -> None:
         freed=torch.ones(3),
         objects=np.array([None, {}]),
         nan=float("nan"),
+        long=tuple(range(100)),
+        keys={(1, 2): 1, "f": len},
     )
     held.freed.untyped_storage().resize_(0)
 
