@@ -52,8 +52,9 @@ class Registered:
 
 def register(accelerator: Accelerator, run: Run) -> Registered:
     """Has `accelerator.save_state` commit the run and write no weights, and `load_state` take the
-    run back to that commit. The run keeps how many batches the accelerator has accumulated. Call it
-    between `attach` and `run.batches()`.
+    run back to that commit. The run keeps how many batches the accelerator has accumulated, and how
+    often it has iterated its other loaders: prepare these before. Call it between `attach` and
+    `run.batches()`.
 
     `save_state(folder)` ends the open step by `run.commit()`: all is durable, as far as the store's
     domain reaches, before Accelerate writes a file. It still writes those of optimizers,
@@ -87,20 +88,30 @@ def register(accelerator: Accelerator, run: Run) -> Registered:
 
 
 class _Counted:
-    """Holds the accelerator's number of batches, which says when it steps."""
+    """Holds what the accelerator counts: batches, by which it steps; and how often each loader was
+    iterated that is not the run's, as a seedable sampler shuffles by that."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, loader: Any) -> None:
+        """loader: of the run."""
         self._accelerator = accelerator
+        self._loader = loader
+
+    def _others(self) -> list[Any]:
+        loaders = [one for one in self._accelerator._dataloaders if one is not self._loader]
+        return [one for one in loaders if hasattr(one, "iteration")]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self._accelerator.step}
+        iterations = [one.iteration for one in self._others()]
+        return {"step": self._accelerator.step, "iterations": iterations}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         self._accelerator.step = state_dict["step"]
+        for one, iteration in zip(self._others(), state_dict["iterations"], strict=False):
+            one.iteration = iteration
 
 
 class _CountedPart(StatefulPart):
-    """Keeps that number in the store, from the first commit after `register` on."""
+    """Keeps these numbers in the store, from the first commit after `register` on."""
 
     def restore(self) -> None:
         if self.stored:
@@ -109,11 +120,14 @@ class _CountedPart(StatefulPart):
 
 def _count(accelerator: Accelerator, run: Run) -> None:
     pieces = run._steps.pieces
-    part = _CountedPart(run.store, f"{run.name}/accelerator", _Counted(accelerator))
+    source = pieces.loader.source if pieces.loader is not None else None
+    prepared = source if isinstance(source, PreparedLoader) else None
+    counted = _Counted(accelerator, prepared.prepared if prepared is not None else None)
+    part = _CountedPart(run.store, f"{run.name}/accelerator", counted)
     part.restore()
     pieces.parts.append(part)
-    if pieces.loader is not None and isinstance(pieces.loader.source, PreparedLoader):
-        pieces.loader.source.counted = True
+    if prepared is not None:
+        prepared.counted = True
 
 
 class _Save:

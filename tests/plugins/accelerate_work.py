@@ -86,7 +86,7 @@ class Loop:
             self.optimizer.zero_grad()
         return bool(self.accelerator.gradient_state.end_of_dataloader)
 
-    def found(self, folder: str, ends: list[bool]) -> None:
+    def found(self, folder: str, ends: list[Any]) -> None:
         digest = hashlib.sha256()
         for parameter in self.model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
@@ -112,6 +112,25 @@ def kept(ack: Ack, folder: str, seedable: bool, workers: int, kill_at_step: int 
             if run.step == kill_at_step:
                 os.kill(os.getpid(), signal.SIGKILL)
         told = [bool(end) for end in ends]
+    loop.found(folder, told)
+
+
+def beside(ack: Ack, folder: str, seedable: bool, kill_at_step: int = -1) -> None:
+    """A second loader that is shuffled, at the end of each epoch."""
+    torch.set_num_threads(1)
+    loop = Loop(seedable)
+    second = loop.accelerator.prepare(DataLoader(range(8), batch_size=2, shuffle=True))
+    with pmstore.open(f"{folder}/run.pm", size="4MiB") as store:
+        run = loop.attach(store)
+        register(loop.accelerator, run)
+        orders = store.list("orders")
+        for epoch in run.epochs(EPOCHS):
+            for batch in epoch:
+                loop.step(batch)
+                if run.step == kill_at_step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            orders.append([one.tolist() for one in second])
+        told = [*orders]
     loop.found(folder, told)
 
 

@@ -48,6 +48,18 @@ def test_killed_anywhere(server: ForkServer, shm: Path, seedable: bool, workers:
     assert lived(server, "kept", folder, seedable, workers)["model"] == whole["model"]
 
 
+@pytest.mark.parametrize("seedable", [True, False])
+def test_a_second_loader_keeps_its_order(server: ForkServer, shm: Path, seedable: bool) -> None:
+    whole = lived(server, "beside", shm / "whole", seedable)
+    assert len({str(order) for order in whole["ends"]}) == 3
+    folder = shm / "killed"
+    folder.mkdir()
+    for step in (3, 8, 14):
+        run = server.run("accelerate_work:beside", [str(folder), seedable, step])
+        assert run.killed
+    assert lived(server, "beside", folder, seedable) == whole
+
+
 @pytest.mark.parametrize("check", ["hooks", "refused", "amid_accumulation", "the_example"])
 def test_check(server: ForkServer, shm: Path, check: str) -> None:
     run = server.run(f"accelerate_work:{check}", [str(shm)])

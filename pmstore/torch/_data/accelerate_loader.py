@@ -33,6 +33,7 @@ class PreparedLoader(MapLoader):
     """Gives what the loader gives, and tells the Accelerator as it does which batch is the last.
 
     Attributes:
+        prepared: Accelerate's loader.
         counted: whether the run keeps how many batches the Accelerator has accumulated.
     """
 
@@ -44,7 +45,7 @@ class PreparedLoader(MapLoader):
         if why := _unfit(loader):
             raise TypeError(f"the prepared loader {why}")
         self.counted = False
-        self._prepared = loader
+        self.prepared: Any = loader
         self._sampler: Any = seedable_sampler(loader)
         super().__init__(loader.base_dataloader)
         self._watched = rng.Watched(self)
@@ -64,7 +65,7 @@ class PreparedLoader(MapLoader):
         return super().begin(position)
 
     def reopen(self, position: Position) -> Iterator[Any]:
-        accumulation = self._prepared.gradient_state
+        accumulation = self.prepared.gradient_state
         whole = accumulation.sync_with_dataloader  # each epoch begins to count anew
         if (
             not self.counted
@@ -87,13 +88,13 @@ class PreparedLoader(MapLoader):
             self._sampler.initial_seed = position.state["seed"]
 
     def open(self, skip: int, start: dict[str, Any]) -> Iterator[Any]:
-        self._prepared.set_epoch(self.data_epoch)
+        self.prepared.set_epoch(self.data_epoch)
         if self._sampler is not None:
             self._sampler.set_epoch(self.data_epoch)
-        if self._prepared.rng_types is not None:
+        if self.prepared.rng_types is not None:
             from accelerate.utils import synchronize_rng_states
 
-            synchronize_rng_states(self._prepared.rng_types, self._prepared.synchronized_generator)
+            synchronize_rng_states(self.prepared.rng_types, self.prepared.synchronized_generator)
         resumed, self._resumed = self._resumed, None
         return self._ahead(super().open(skip, start), resumed)
 
@@ -102,7 +103,7 @@ class PreparedLoader(MapLoader):
         the first batch was loaded that was taken ahead."""
         from accelerate.utils import send_to_device
 
-        loader = self._prepared
+        loader = self.prepared
         loader.begin()
         try:
             if resumed is None:
