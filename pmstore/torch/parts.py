@@ -229,7 +229,12 @@ class Pieces:
         views = [one for _, one in named]
         for module in (one for model in self.modules for one in model.modules()):
             views += [one for one in vars(module).values() if type(one) is torch.Tensor]
-        left_out = {_storage(one._base)._cdata for one in views if one._base is not None}
+        bases = [one._base for one in views if one._base is not None]
+        left_out = {
+            _storage(one)._cdata
+            for one in bases
+            if one.layout is torch.strided and not one.is_nested
+        }
         reference: Any = StorageWeakRef
         before = [
             (name, one, reference(memory))

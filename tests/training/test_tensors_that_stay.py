@@ -33,6 +33,7 @@ RIGHT: dict[str, Taken] = {
     "forward": lambda net: net(torch.ones(4, 3)).sum(),
     "a view in a module": lambda net: setattr(net, "left", net[0].weight.detach().view(-1)),
     "sparse": lambda net: setattr(net, "graph", torch.eye(3).to_sparse()),
+    "sparse, a view": lambda net: setattr(net, "graph", torch.eye(3).to_sparse().t()),
     "garbage": lambda net: cycle(net),
 }
 
