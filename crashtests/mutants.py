@@ -243,18 +243,22 @@ def main() -> int:
     ):
         task = bar.add_task("mutants", total=len(wanted))
         futures = [pool.submit(try_mutant, m) for m in wanted]
-        for future in concurrent.futures.as_completed(futures):
-            try:
+        try:
+            for future in concurrent.futures.as_completed(futures):
                 verdict = future.result()
-            except subprocess.CalledProcessError as error:
+                verdicts.append(verdict)
+                bar.advance(task)
+                said = verdict.killed_by or (
+                    "EQUIVALENT" if verdict.mutant.equivalent else "SURVIVED"
+                )
+                console.print(
+                    f"{verdict.mutant.name}: {said}", markup=False, highlight=False, soft_wrap=True
+                )
+        except BaseException as error:  # those that have not begun do not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, subprocess.CalledProcessError):
                 console.print(error.stderr, markup=False)
-                raise
-            verdicts.append(verdict)
-            bar.advance(task)
-            said = verdict.killed_by or ("EQUIVALENT" if verdict.mutant.equivalent else "SURVIVED")
-            console.print(
-                f"{verdict.mutant.name}: {said}", markup=False, highlight=False, soft_wrap=True
-            )
+            raise
     order = {m.name: i for i, m in enumerate(MUTANTS)}
     verdicts.sort(key=lambda v: order[v.mutant.name])
     if len(wanted) == len(MUTANTS):
