@@ -239,7 +239,7 @@ def main() -> int:
     verdicts = []
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
-        concurrent.futures.ThreadPoolExecutor(jobs.os.cpu_count() or 1) as pool,
+        concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool,
     ):
         task = bar.add_task("mutants", total=len(wanted))
         futures = [pool.submit(try_mutant, m) for m in wanted]
