@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -49,6 +50,8 @@ class Split:
         """The arrays by path; they are the estimator's own, not copies."""
         self.histories: set[str] = set()
         """Paths of arrays of which only the first part is filled, and more may follow."""
+        self.generators: list[Any] = []
+        """Those that the estimator holds, and numpy's default one if it draws from that."""
         self._seen: dict[Any, str] = {}
         self._alive: list[Any] = []  # so that no two objects have one address
 
@@ -115,6 +118,7 @@ class Split:
         self._seen[id(value)] = path
         self._alive.append(value)
         if isinstance(value, (np.random.RandomState, np.random.Generator)):
+            self.generators.append(value)
             return self._generator(value, path, depth)
         if kind.__module__ in _LOSSES:
             made, arguments, *_ = value.__reduce__()
@@ -189,6 +193,11 @@ def generator_state(generator: Any) -> dict[str, Any]:
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
     return cast("dict[str, Any]", generator.bit_generator.state)
+
+
+def drawn(generators: Iterable[Any]) -> bytes:
+    """Returns what is another if one of the generators has drawn since."""
+    return pickle.dumps([generator_state(one) for one in generators])
 
 
 def set_generator(generator: Any, state: dict[str, Any]) -> None:

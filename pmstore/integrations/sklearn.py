@@ -45,6 +45,7 @@ with optional:
         GLOBAL,
         Join,
         Split,
+        drawn,
         draws_from_global,
         generator_state,
         set_generator,
@@ -133,6 +134,8 @@ class _Keeper(Guard):
         self._running = 0
         self._back = False  # the store went back while a call was under way
         self._rollbacks = store.rollbacks
+        self._generators: list[Any] = []
+        self._drawn = b""  # of them, as the store has it, if that is known
 
     @property
     def where(self) -> str:
@@ -297,6 +300,7 @@ class _Keeper(Guard):
         if draws_from_global(estimator):
             # under a name that no attribute has
             skeleton |= split.attributes({_GLOBAL: generator_state(GLOBAL)}, frozenset())
+            split.generators.append(GLOBAL)
         return skeleton, split
 
     def _write(self, state: tuple[dict[str, Any], Split]) -> None:
@@ -312,6 +316,7 @@ class _Keeper(Guard):
                 put(group, path, array)
         if self._store.get(f"{self._name}/state") != skeleton:
             self._store[f"{self._name}/state"] = skeleton
+        self._generators, self._drawn = split.generators, drawn(split.generators)
 
     def _restore(self, accept: frozenset[str] = frozenset(), program: bool = True) -> None:
         """Gives the estimator the stored state, but for what is accepted. program: also sets
@@ -330,6 +335,7 @@ class _Keeper(Guard):
             state[_KEEPER] = attributes[_KEEPER]
         attributes.clear()
         attributes.update(state)
+        self._generators, self._drawn = self._split()[1].generators, b""
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -343,6 +349,19 @@ class _Keeper(Guard):
             ) from error
 
     # ---- the store tells (see `pmstore.objects.guards.Guard`)
+
+    def capture(self) -> None:
+        """Writes generators that the program, or another estimator, has drawn from since."""
+        store, name = self._store, self._name
+        if self._running or self._estimator() is None or name not in store:
+            return
+        if not broken_off(store, repr(name)) and drawn(self._generators) != self._drawn:
+            with written_whole(store, repr(name)):
+                self._write(self._split())
+
+    def leaving(self) -> bool:
+        self.capture()
+        return False
 
     def went_back(self) -> None:
         self._rollbacks = self._store.rollbacks

@@ -84,6 +84,31 @@ COLLECTIONS = (
 """Whose parts are data, and a bytearray. There are namedtuples besides."""
 
 
+def at_once(value: Any, known: dict[int, tuple[Any, Any]] | None = None) -> Any:
+    """Returns the value in collections of its own. Each is copied in one go, which no other thread
+    of the program comes between: one that fills a cache meanwhile ends no walk. What is no
+    collection is the value's."""
+    kind: Any = type(value)
+    known = {} if known is None else known
+    if kind is frozenset or not (kind in COLLECTIONS or is_namedtuple(kind)):
+        return value
+    if id(value) in known:
+        return known[id(value)][1]
+    if issubclass(kind, tuple):
+        made: Any = tuple.__new__(kind, [at_once(part, known) for part in value])
+    else:
+        made = value.copy()
+        known[id(value)] = value, made
+        if isinstance(made, dict):
+            for key, part in made.items():
+                made[key] = at_once(part, known)
+        elif kind is list or kind is deque:
+            for index, part in enumerate([*made]):
+                made[index] = at_once(part, known)
+    known[id(value)] = value, made
+    return made
+
+
 class LossyError(TypeError):
     """Something is data, and would come back as data of another type.
 
@@ -209,12 +234,12 @@ class _Splitter:
         return self._of_a_class(item, kind, where)
 
     def _parts(self, item: Iterable[Any], where: str) -> list[Any]:
-        return [self.split(part, f"{where}[{index}]") for index, part in enumerate(item)]
+        return [self.split(part, f"{where}[{index}]") for index, part in enumerate([*item])]
 
     def _mapping(self, item: Any, kind: type, where: str) -> Any:
+        items = [*item.items()]  # at once: see `at_once`
         pairs = [
-            [self._key(key, where), self.split(part, f"{where}[{key!r}]")]
-            for key, part in item.items()
+            [self._key(key, where), self.split(part, f"{where}[{key!r}]")] for key, part in items
         ]
         if kind is defaultdict:
             name = _factory(item)
@@ -228,7 +253,7 @@ class _Splitter:
                     "value)",
                 )
             kind = dict
-        if kind is dict and _MARK not in item and all(map(_is_plain_key, item)):
+        if kind is dict and _MARK not in item and all(_is_plain_key(key) for key, _ in items):
             return dict(pairs)
         return {_MARK: kind.__name__, "pairs": pairs}
 

@@ -95,7 +95,7 @@ def objects_in(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         return
     items = value.values() if isinstance(value, dict) else value
     if not _FLAT.issuperset(map(type, items)):
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+        for key, one in [*(value.items() if isinstance(value, dict) else enumerate(value))]:
             if type(one) not in _FLAT:
                 yield from objects_in(one, f"{place}[{key!r}]")
 

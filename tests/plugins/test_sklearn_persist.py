@@ -288,6 +288,37 @@ def test_a_generator_of_the_program_is_kept(path: Path) -> None:
         assert chance.rand() == expected
 
 
+@pytest.mark.parametrize("chance", [None, np.random.RandomState(5)], ids=["default", "given"])
+def test_a_commit_has_what_others_drew(path: Path, chance: np.random.RandomState | None) -> None:
+    """Estimators that share a generator, and the program. The last to draw is not the last to be
+    kept."""
+    numbers = np.random if chance is None else chance
+    with pmstore.open(path) as store:
+        first = persist(SGDClassifier(random_state=chance), store, "first")
+        second = persist(SGDClassifier(random_state=chance), store, "second")
+        feed(second, "sgd", 0)
+        feed(first, "sgd", 0)
+        numbers.rand()
+        store.commit()
+        expected = numbers.rand()
+        for kept in (first, second):
+            store.rollback()
+            assert numbers.rand() == expected
+            numbers.rand()
+            with pytest.raises(ValueError, match="sample"):
+                kept.partial_fit(np.zeros((0, 6)), [])
+            store.commit()
+            expected = numbers.rand()
+        state = numbers.get_state()
+    numbers.seed(6)
+    with pmstore.open(path) as store:
+        persist(SGDClassifier(random_state=chance), store, "first")
+        persist(SGDClassifier(random_state=chance), store, "second")
+        found = numbers.rand()
+        numbers.set_state(state)
+        assert found == numbers.rand()
+
+
 def test_given_twice(path: Path) -> None:
     with pmstore.open(path) as store:
         kept = persist(MADE["pca"](), store, "a")

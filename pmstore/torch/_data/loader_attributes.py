@@ -18,7 +18,14 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from pmstore._engine._binding import Watch, same_bytes
-from pmstore.objects.structure import COLLECTIONS, encode, has_factory, is_leaf, is_namedtuple
+from pmstore.objects.structure import (
+    COLLECTIONS,
+    at_once,
+    encode,
+    has_factory,
+    is_leaf,
+    is_namedtuple,
+)
 from pmstore.torch._random.defaults import bits_of
 from pmstore.torch._state.stateful import is_stateful
 from pmstore.torch.changes import Question, all_of, sample_of
@@ -259,11 +266,12 @@ class _Entry:
 
     def keep(self) -> None:
         """What it holds now."""
-        self.kept, self.samples = copy.deepcopy(self.value), []
+        now = at_once(self.value) if self.tables or self._coded else self.value
+        self.kept, self.samples = copy.deepcopy(now), []
         if self._coded:
             self.bits = bits_of(self.kept)
         if self.tables or isinstance(self.value, (tuple, *_ARRAYS)):
-            both = zip(_parts(self.value), _parts(self.kept), strict=True)
+            both = zip(_parts(now), _parts(self.kept), strict=True)
             self.arrays = [each for each in both if type(each[0]) in _ARRAYS]
 
     def leave(self) -> None:
@@ -404,7 +412,7 @@ def _size(value: Any) -> int | None:
             if left < 0:
                 return _LARGE
             if isinstance(one, dict):
-                coded = coded or not all(type(key) in _PLAIN for key in one)
+                coded = coded or not all(type(key) in _PLAIN for key in [*one])
                 waiting += one.values()
             else:
                 waiting += one

@@ -181,7 +181,7 @@ Link = tuple[Any, Any]
 def _holds(link: Link) -> bool:
     holder, held = link
     items = holder if isinstance(holder, (list, tuple, dict)) else getattr(holder, "__dict__", ())
-    return any(one is held for one in (items.values() if isinstance(items, dict) else items))
+    return any(one is held for one in [*(items.values() if isinstance(items, dict) else items)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +330,8 @@ def parts_of(place: str, item: Any, classes: set[int]) -> Iterator[tuple[str, An
     """What an object holds, with the places. classes: by id, those whose methods were looked at:
     what these hold is the same for each object. Others are added."""
     if isinstance(item, dict):
-        for key in list(itertools.islice(item, _MOST_PARTS)):
-            yield f"{place}[{key!r}]", item[key]
+        for key, part in list(itertools.islice(item.items(), _MOST_PARTS)):
+            yield f"{place}[{key!r}]", part
     elif isinstance(item, (list, tuple)):
         for index, part in enumerate(item[:_MOST_PARTS]):
             yield f"{place}[{index}]", part

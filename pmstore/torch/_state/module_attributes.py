@@ -23,6 +23,7 @@ from pmstore._engine._binding import Watch
 from pmstore.objects.structure import (
     COLLECTIONS,
     LossyError,
+    at_once,
     encode,
     has_factory,
     is_leaf,
@@ -264,7 +265,7 @@ class AttributesPart:
                 continue
             kept.append(place)
             if not data.arrays:
-                self._given[place] = copy.deepcopy(value), data.encoded
+                self._given[place] = copy.deepcopy(at_once(value)), data.encoded
         self._ours = self._find_ours(kept) if kept else {}
         return watch
 
