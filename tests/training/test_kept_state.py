@@ -449,6 +449,15 @@ def test_an_attribute_that_both_have_changed_is_asked_for(path: Path) -> None:
             assert model.tau == 3.0
 
 
+def test_an_error_shows_the_beginning_of_a_long_attribute(path: Path) -> None:
+    with tempered(path, tau="a" * 10_000) as (model, run), step(run):  # type: ignore[arg-type]
+        model.tau = "b"
+    with pytest.raises(ChangedError, match=r"ccc \.\.\. \(10,002 characters\)") as raised:
+        with tempered(path, tau="c" * 10_000):  # type: ignore[arg-type]
+            pass
+    assert len(str(raised.value)) < 2000
+
+
 def test_lists_that_are_shared_stay_shared(path: Path) -> None:
     with tempered(path) as (model, run):
         history = model.history

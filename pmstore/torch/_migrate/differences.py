@@ -16,6 +16,8 @@ SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momen
 
 _TOLD = 100
 """How many characters of a setting are kept."""
+_MOST_SAID = 300
+"""How many an error says of one."""
 Answers = tuple[tuple[str, str], ...]
 _FRESH_OR_NOT: Answers = (("optimizer", "program"), ("optimizer", "store"))
 _SETTINGS: Answers = (("optimizer", "settings"), *_FRESH_OR_NOT)
@@ -51,7 +53,13 @@ class Difference:
     def __str__(self) -> str:
         told = self.answers[:2]
         ways = " or ".join(f'Resume({field}="{value}")' for field, value in told)
-        return f"{self.what}: stored {self.stored!r}, given {self.given!r}. {ways}"
+        return f"{self.what}: stored {_short(self.stored)}, given {_short(self.given)}. {ways}"
+
+
+def _short(value: Any) -> str:
+    said = repr(value)
+    more = f" ... ({len(said):,} characters)" if len(said) > _MOST_SAID else ""
+    return said[:_MOST_SAID] + more
 
 
 def compare(
