@@ -45,5 +45,6 @@ def sample_of(one: Any) -> Any:
     if isinstance(one, torch.Tensor):
         return None if one.is_inference() else one._version
     if isinstance(one, np.ndarray):
-        return one.flat[:: max(one.size // _SAMPLED, 1)].tobytes()
+        flat = one.reshape(-1) if one.flags.c_contiguous else one.flat  # that is slow, and no copy
+        return flat[:: max(one.size // _SAMPLED, 1)].tobytes()
     return len(one) if isinstance(one, (list, dict, deque, set)) else None

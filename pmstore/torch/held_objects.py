@@ -9,7 +9,9 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ _LIBRARIES = {"site-packages", "dist-packages"}
 
 Table = dict[Any, Any]
 """The attributes of an object, or a dict."""
+Finding = Callable[[], Table | None]
+"""What gives a table, as long as the object of which it is lives."""
 Place = tuple[str, Any]
 """What an object is called, and it."""
 
@@ -51,7 +55,7 @@ class HeldObjects:
     what a forward leaves behind: tensors of a graph, another object in a module.
 
     Attributes:
-        watched: tables with what they are called, and what was seen in them.
+        watched: what tables are called, what gives them, and what was seen in them.
     """
 
     def __init__(
@@ -79,25 +83,28 @@ class HeldObjects:
         seen: set[int] = set()
         for _ in _below(answers, seen, _MOST_LOOKS):
             pass
-        tables = [*_below(roots, seen, _MOST_OBJECTS)]
+        watched = [*_below(roots, seen, _MOST_OBJECTS)]
         for key, optimizer in optimizers.items():
             if _is_of_program(type(optimizer)):
                 called = f"optimizer {key!r}" if key else "the optimizer"
-                tables.append((called, vars(optimizer)))
+                watched.append((called, _finding(optimizer)))
                 self._optimizers.add(id(vars(optimizer)))
-        self.watched: list[tuple[str, Table, Table]] = [
-            (place, table, self._look(table)) for place, table in tables
-        ]
+        self.watched: list[tuple[str, Finding, Table]] = [(*each, {}) for each in watched]
+        self.begin()
+
+    def begin(self) -> None:
+        """A loop begins. What stands before it a program does at each start."""
+        self.watched = [(place, find, self._look(find())) for place, find, _ in self.watched]
 
     def capture(self) -> None:
         """Warns of what has changed."""
         told: list[tuple[str, str | int]] = []
-        for at, (place, table, before) in enumerate(self.watched):
-            now = self._look(table)
+        for at, (place, find, before) in enumerate(self.watched):
+            now = self._look(find())
             if now != before:
-                changed = (name for name, one in before.items() if now.get(name, one) != one)
-                told += [(place, name) for name in [*changed][:1]]
-                self.watched[at] = place, table, now
+                changed = (name for name, one in before.items() if _differ(one, now.get(name, one)))
+                told += [(place, name) for name in islice(changed, 1)]
+                self.watched[at] = place, find, now
         if told:
             places = {place for place, _ in told}
             self.watched = [each for each in self.watched if each[0] not in places]
@@ -107,9 +114,9 @@ class HeldObjects:
     def restore(self) -> None:
         """Nothing is kept."""
 
-    def _look(self, table: Table) -> Table:
+    def _look(self, table: Table | None) -> Table:
         try:
-            items = [*table.items()][:_MOST_OBJECTS]
+            items = [*islice(table.items(), _MOST_OBJECTS)] if table is not None else []
         except RuntimeError:  # another thread has put something in
             return {}
         items = [each for each in items if type(each[0]) in (str, int)]
@@ -122,10 +129,10 @@ class HeldObjects:
         kind: Any = type(value)
         if value is None:
             return None
-        if kind is tuple and len(value) > _MOST_OBJECTS:
-            return kind, id(value)
+        if kind is tuple and (len(value) > _MOST_OBJECTS or tuple in map(type, value)):
+            return kind, len(value)
         if is_constant(value):
-            return kind, value if value == value else repr(value)  # nan is nan
+            return kind, value
         if kind is torch.Tensor:
             if value.requires_grad or id(value) in self._kept or value.is_inference():
                 return None
@@ -157,7 +164,20 @@ def _attributes(place: str, one: object, names: Iterable[str]) -> list[Place]:
     return [(f"{place}.{name}" if place else name, held[name]) for name in [*names]]
 
 
-def _below(roots: Iterable[Place], seen: set[int], most: int) -> Iterator[tuple[str, Table]]:
+def _differ(one: Any, other: Any) -> bool:
+    return bool(one != other) and repr(one) != repr(other)  # nan is nan
+
+
+def _finding(one: object) -> Finding:
+    """Returns what gives its table, and holds on to nothing that the program drops, if it can."""
+    try:
+        there = weakref.ref(one)
+    except TypeError:  # a dict, or a namespace
+        return lambda: one if type(one) is dict else _table_of(one)
+    return lambda: _table_of(there())
+
+
+def _below(roots: Iterable[Place], seen: set[int], most: int) -> Iterator[tuple[str, Finding]]:
     """The tables of the program's own objects that the roots are or hold, so many at most, with
     what they are called. seen: ids of what is left out; what was found is added."""
     level, looks, found = [*roots], 0, 0
@@ -169,25 +189,27 @@ def _below(roots: Iterable[Place], seen: set[int], most: int) -> Iterator[tuple[
             continue
         if kind in (list, tuple, dict):
             seen.add(id(one))
-            items = [*(one.items() if kind is dict else enumerate(one))][:_MOST_OBJECTS]
+            every = one.items() if kind is dict else enumerate(one)
+            items = [*islice(every, _MOST_OBJECTS)]
             level += [(f"{place}[{_key(at)}]", part) for at, part in items if _may_hold(part)]
             if kind is dict and not all(map(_is_data, [part for _, part in items])):
                 found += 1
-                yield place, one
-        elif _is_of_program(kind) and type(table := _table_of(one)) is dict:
+                yield place, _finding(one)
+        elif _is_of_program(kind) and (table := _table_of(one)) is not None:
             seen.add(id(one))
             found += 1
-            yield place, table
+            yield place, _finding(one)
             level += [
                 (f"{place}.{name}", part) for name, part in [*table.items()] if _may_hold(part)
             ]
 
 
-def _table_of(one: object) -> Any:
+def _table_of(one: object) -> Table | None:
     try:
-        return object.__getattribute__(one, "__dict__")
-    except AttributeError:
+        table = object.__getattribute__(one, "__dict__")
+    except Exception:  # it has none, or a property of that name
         return None
+    return table if type(table) is dict else None
 
 
 def _key(key: Any) -> str:
@@ -201,7 +223,7 @@ def _may_hold(part: Any) -> bool:
 
 def _is_data(part: Any) -> bool:
     kind: Any = type(part)
-    return is_constant(part) or kind in COLLECTIONS or kind in (torch.Tensor, np.ndarray)
+    return kind in COLLECTIONS or kind in (torch.Tensor, np.ndarray) or is_constant(part)
 
 
 def _is_of_program(kind: type) -> bool:

@@ -22,7 +22,7 @@ from pmstore.torch._data.source_choice import open_source
 from pmstore.torch._random.defaults import RngPart
 from pmstore.torch._state.gradients import GradientKeeper
 from pmstore.torch._state.model import ModelBinding
-from pmstore.torch._state.module_attributes import AttributesPart
+from pmstore.torch._state.module_attributes import AttributesPart, is_computed
 from pmstore.torch._state.optimizer import OptimizerBinding
 from pmstore.torch._state.optimizer_state import parameters_of
 from pmstore.torch._state.placement import InHeap, Mirrored, Placement
@@ -124,9 +124,9 @@ class Pieces:
             path = f"{name}/attributes"
             self.parts.append(AttributesPart(store, path, program.models, self.model))
         data = source.objects if source is not None and source.asks else {}
-        held = HeldObjects(program.models, program.optimizers, data, program.keepers)
-        if held.watched:
-            self.parts.append(held)
+        self.held = HeldObjects(program.models, program.optimizers, data, program.keepers)
+        if self.held.watched:
+            self.parts.append(self.held)
         self.parts.append(self.trainable)
         if self.gradients is not None:
             self.parts.append(self.gradients)
@@ -224,15 +224,18 @@ class Pieces:
         named = list(self.model.named_tensors) if self.model is not None else []
         for optimizer in self.optimizers.values():
             named += [(f"parameter {name}", one) for name, one in optimizer.extra_parameters]
-        # torch keeps what a view is of, also of those that a forward leaves in its module; and an
-        # earlier run what lies in its store
-        views = [one for _, one in named]
+        # torch keeps what a view is of, also of those that a forward leaves in its module, and what
+        # its hooks compute anew before each forward; and an earlier run what lies in its store
+        expected = [one for _, one in named if one._base is not None]
         for module in (one for model in self.modules for one in model.modules()):
-            views += [one for one in vars(module).values() if type(one) is torch.Tensor]
-        bases = [one._base for one in views if one._base is not None]
+            expected += [
+                one
+                for key, one in vars(module).items()
+                if type(one) is torch.Tensor and (one._base is not None or is_computed(module, key))
+            ]
         left_out = {
             _storage(one)._cdata
-            for one in bases
+            for one in expected
             if one.layout is torch.strided and not one.is_nested
         }
         reference: Any = StorageWeakRef

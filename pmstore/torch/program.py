@@ -18,7 +18,7 @@ from pmstore.torch._state.sharded import is_sharded
 from pmstore.torch._state.stateful import Stateful, as_stateful, extra_state, is_stateful
 from pmstore.torch.keys import called, under
 from pmstore.torch.run_errors import AttachError
-from pmstore.torch.wrappers import refuse_empty, refuse_wrapped, unwrapped
+from pmstore.torch.wrappers import refuse_empty, refuse_scripted, refuse_wrapped, unwrapped
 
 FORMAT = 2
 """Of a run that is written. Versions that know format 1 alone would open a loader's place in
@@ -86,6 +86,7 @@ class Program:
         }
         for key, one in models.items():
             refuse_wrapped_whole(called("model", key), one)
+            refuse_scripted(called("model", key), one)
         for key, optimizer in optimizers.items():
             refuse_wrapped(called("optimizer", key), optimizer)
         for key, one in statefuls.items():

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import nn
+from torch.jit import ScriptModule
 from torch.optim import Optimizer
 
 from pmstore.torch.run_errors import AttachError
@@ -67,6 +69,18 @@ def inner_optimizers(optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
                 (f"{attribute}[{key!r}]", one)
                 for key, one in value.items()
                 if isinstance(one, Optimizer)
+            )
+
+
+def refuse_scripted(name: str, model: nn.Module) -> None:
+    """Raises: AttachError: a module of it has its tensors in C++, where nobody sees other ones."""
+    for place, one in model.named_modules():
+        if isinstance(one, ScriptModule):
+            called = f"{name}{f' has {place!r}, which' if place else ''}"
+            raise AttachError(
+                f"{called} is a module of torch.jit. Give attach the module that it was made of: "
+                "it has the same parameters and buffers, and the program goes on calling the one "
+                "of torch.jit"
             )
 
 

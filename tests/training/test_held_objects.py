@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 from torch import nn
 
 import pmstore
+from pmstore.objects import structure
 from pmstore.torch import attach
+from pmstore.torch._state import module_attributes
 
 
 class Meter:
@@ -281,3 +284,84 @@ def test_a_resumed_run_tells_it_again(shm: Path) -> None:
                 run.commit()
             break
         run.stop()
+
+
+class Odd:
+    """A proxy, that is asked outside of what it stands for."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("nothing is here")
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
+def test_odd_objects_are_passed_over(shm: Path) -> None:
+    rest: Any = lambda _: None  # noqa: E731
+    deep: Any = ()
+    for number in range(5000):
+        deep = deep, number
+    assert told(shm / "a.pm", SimpleNamespace(odd=Odd(), deep=deep), rest) == []
+    freed = torch.ones(3)
+    freed.untyped_storage().resize_(0)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for number, held in enumerate((Odd(), freed, nested)):
+        assert told(shm / f"{number}.pm", held, rest) == []
+
+
+def test_another_tuple_that_is_the_same(shm: Path) -> None:
+    def replace(net: Any) -> None:
+        net.held.nan = (float("nan"), 1)
+        net.held.long = (*range(100),)
+
+    held: Any = SimpleNamespace(nan=(float("nan"), 1), long=tuple(range(100)))
+    assert told(shm / "a.pm", held, replace) == []
+
+    def grow(net: Any) -> None:
+        net.held.long += (1,)
+
+    assert told(shm / "b.pm", held, grow) == ["long in held"]
+
+
+def test_what_a_head_changes_is_done_at_each_start(shm: Path) -> None:
+    held: Any = SimpleNamespace(start=-1, stage=0)
+    net = Net(held)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pmstore.open(shm / "a.pm") as store:
+        run = attach(store, model=net, optimizer=sgd)
+        held.start = run.step
+        for name in ("one", "two"):
+            held.stage += 1
+            for _ in run.steps(3, name=name):
+                net(torch.ones(2, 3)).sum().backward()
+                sgd.step()
+                sgd.zero_grad()
+
+
+def test_what_the_program_drops_is_not_held(shm: Path) -> None:
+    net = Net(Meter())
+    there = weakref.ref(net.held.average)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pmstore.open(shm / "a.pm") as store:
+        run = attach(store, model=net, optimizer=sgd)
+        for _ in run.steps(2):
+            sgd.zero_grad()
+            net(torch.ones(2, 3)).sum().backward()
+            sgd.step()
+            net.held = None
+        assert there() is None
+
+
+def test_a_collection_is_not_looked_through_in_each_step(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has something that is no data in it is none, however much else there is."""
+    encoded: list[int] = []
+
+    def encode(value: Any, *given: Any, **more: Any) -> Any:
+        if type(value) is dict:
+            encoded.append(len(value))
+        return structure.encode(value, *given, **more)
+
+    monkeypatch.setattr(module_attributes, "encode", encode)
+    assert told(shm / "a.pm", {"rows": [0] * 10000, "f": len}, lambda _: None) == []
+    assert 2 not in encoded

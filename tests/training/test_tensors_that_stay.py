@@ -34,8 +34,14 @@ RIGHT: dict[str, Taken] = {
     "a view in a module": lambda net: setattr(net, "left", net[0].weight.detach().view(-1)),
     "sparse": lambda net: setattr(net, "graph", torch.eye(3).to_sparse()),
     "sparse, a view": lambda net: setattr(net, "graph", torch.eye(3).to_sparse().t()),
+    "sparse, its values": lambda net: net.register_buffer("part", values()),
+    "spectral_norm": lambda net: torch.nn.utils.spectral_norm(net[0]),
     "garbage": lambda net: cycle(net),
 }
+
+
+def values() -> torch.Tensor:
+    return torch.eye(3).to_sparse().coalesce().values()
 
 
 def cycle(net: Net) -> None:

@@ -13,6 +13,7 @@ import itertools
 import random
 import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -295,8 +296,9 @@ class _Search:
                     return
                 self.seen[id(item)] = item
                 if not self._take(place, item, way) and depth < _DEPTH:
-                    for at, part in parts_of(place, item, self._classes):
-                        below.append((at, part, (*way, (item, part))))
+                    with suppress(Exception):  # of a property, or what says that it is a dict
+                        for at, part in parts_of(place, item, self._classes):
+                            below.append((at, part, (*way, (item, part))))
             level = below
 
     def _take(self, place: str, item: Any, way: tuple[Link, ...]) -> bool:

@@ -118,11 +118,9 @@ def check_movable(name: str, tensor: torch.Tensor, devices: Sequence[str] = ("cp
             + ("" if "cuda" in devices else " (those of a model on cuda are mirrored)")
             + ". Move it with .cpu(), or keep a copy on the CPU and commit that"
         )
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise AttachError(
-            f"{name} is {tensor.layout}{' and quantized' * tensor.is_quantized}: only dense "
-            "tensors can be moved"
-        )
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        more = f"{' and quantized' * tensor.is_quantized}{' and nested' * tensor.is_nested}"
+        raise AttachError(f"{name} is {tensor.layout}{more}: only dense tensors can be moved")
 
 
 def _check_shard(name: str, tensor: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,8 +52,12 @@ _TOO_LARGE = (
 )
 _GRAPH_BYTES = 1 << 18
 """Of all that has tensors of a graph in it: more is what forwards leave behind, to be looked at."""
+_BASES = (int, float, complex, str, bytes)
+"""What is of a class of them would come back as a plain one."""
 _SAMPLED = 512
 """Elements of a large tensor that are compared."""
+_MOST_ASKED = 16
+"""Items of a collection that are asked whether they may be data, before all of it is encoded."""
 
 Place = tuple[str, str]
 """A module's name, and that of its attribute."""
@@ -87,7 +92,7 @@ def own_keys(module: nn.Module) -> list[str]:
     return [key for key in keys if not key.startswith("_")] if of_framework else keys
 
 
-def _computed(module: nn.Module, key: str) -> bool:
+def is_computed(module: nn.Module, key: str) -> bool:
     """Whether a hook of torch makes it anew before each forward: weight_norm, spectral_norm and
     pruning of torch.nn.utils."""
     return any(
@@ -104,8 +109,10 @@ def _is_plain(array: Any) -> bool:
         return type(array) is np.ndarray and not array.dtype.hasobject
     if type(array) is not torch.Tensor or array.device.type != "cpu":
         return False
-    if array.layout is not torch.strided or array.is_quantized:
+    if array.layout is not torch.strided or array.is_quantized or array.is_nested:
         return False
+    if array.numel() and not array.data_ptr():
+        return False  # its memory was freed
     if not array.requires_grad:
         return True
     # in this order: a view of what was written to since has no graph to ask for
@@ -172,6 +179,10 @@ def _may_be_data(value: Any) -> bool:
     return kind in COLLECTIONS or kind in _ARRAYS or is_leaf(kind) or is_namedtuple(kind)
 
 
+def _is_like_data(value: Any) -> bool:
+    return _may_be_data(value) or is_constant(value) or issubclass(type(value), _BASES)
+
+
 def _data(value: Any, given: Any = None, *, exact: bool | None = True) -> Data | None:
     """None: it is no data that is kept. given: what the program gave in its place; a dict with a
     factory that is code takes it from there. exact: see `structure.split`.
@@ -182,6 +193,9 @@ def _data(value: Any, given: Any = None, *, exact: bool | None = True) -> Data |
         return None
     if type(value) in _ARRAYS and not _is_plain(value):
         return None
+    some = value.values() if isinstance(value, dict) else value
+    if type(value) in COLLECTIONS and not all(map(_is_like_data, [*islice(some, _MOST_ASKED)])):
+        return None  # before all that is in the others is looked at
     if type(value) is type(given) is defaultdict and has_factory(value):
         value = dict(value)
     try:
@@ -238,7 +252,7 @@ class AttributesPart:
                 if is_constant(value):
                     self._constants.append((name, key))
                     continue
-                if isinstance(value, torch.Tensor) and _computed(module, key):
+                if isinstance(value, torch.Tensor) and is_computed(module, key):
                     continue
                 if _may_be_data(value) and (name, key) not in self._left_alone:
                     self._mutable.append((name, key))

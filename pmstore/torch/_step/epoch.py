@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from pmstore.objects.readonly import PLAIN
 
 
@@ -39,3 +41,7 @@ class Epoch(int):
 
 
 PLAIN[Epoch] = int
+if hasattr(
+    torch.serialization, "add_safe_globals"
+):  # `torch.load` makes nothing that is not listed
+    torch.serialization.add_safe_globals([int])

@@ -86,6 +86,7 @@ class Loops:
         self._check_left()
         if self._step.stopping:
             self._stop(None)
+        steps.pieces.held.begin()
         number = self._find(kind, name, n)
         new = number == len(progress.loops)
         passed = False
