@@ -41,7 +41,6 @@ class Epoch(int):
 
 
 PLAIN[Epoch] = int
-if hasattr(
-    torch.serialization, "add_safe_globals"
-):  # `torch.load` makes nothing that is not listed
+if hasattr(torch.serialization, "add_safe_globals"):
+    # `torch.load` makes nothing that is not listed, not even a number from a number
     torch.serialization.add_safe_globals([int])
