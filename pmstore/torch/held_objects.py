@@ -133,6 +133,8 @@ class HeldObjects:
             return kind, len(value)
         if is_constant(value):
             return kind, value
+        if issubclass(kind, np.generic):
+            return kind, value.tobytes()
         if kind is torch.Tensor:
             if value.requires_grad or id(value) in self._kept or value.is_inference():
                 return None

@@ -23,7 +23,7 @@ from pmstore.torch._state import module_attributes
 
 class Meter:
     def __init__(self) -> None:
-        self.name, self.count, self.values = "loss", 0, [0.0]
+        self.name, self.count, self.values, self.mean = "loss", 0, [0.0], np.float32(0)
         self.average, self.best, self.inner = torch.zeros(3), None, SimpleNamespace(seen=0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,7 +92,11 @@ def best(net: Any) -> None:
     net.held.best = (net.held.best or 0.0) + 1.0
 
 
-CHANGES = {count: "count", append: "values", average: "average", best: "best"}
+def mean(net: Any) -> None:
+    net.held.mean += np.float32(1)
+
+
+CHANGES = {count: "count", append: "values", average: "average", best: "best", mean: "mean"}
 
 
 @pytest.mark.parametrize("change", CHANGES)
