@@ -521,7 +521,7 @@ def test_another_device_is_refused(store: pmstore.Store) -> None:
 def test_devices_that_are_refused() -> None:
     """Without such a device: a tensor's stand-in with what is asked of it."""
     tensor = SimpleNamespace(
-        device=torch.device("cuda:0"), layout=torch.strided, is_quantized=False
+        device=torch.device("cuda:0"), layout=torch.strided, is_quantized=False, is_nested=False
     )
     with pytest.raises(
         AttachError,
