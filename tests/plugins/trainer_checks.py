@@ -390,3 +390,66 @@ def the_example(ack: Ack, folder: str) -> None:
     trainer.train(folder, 1)
     trainer.train(folder, 1)
     assert Path(folder, "trainer-output/checkpoint-32/model.safetensors").exists()
+
+
+class Marks(TrainerCallback):
+    """Changes what was logged: all lines of an evaluation, when there is a better one; the figures
+    that callbacks are told."""
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **rest: Any
+    ) -> None:
+        assert logs is not None
+        if logs.pop("total_flos", None) is None:
+            logs["total_flos"] = state.total_flos
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        lines = [line for line in state.log_history if "eval_loss" in line]
+        best = min(lines, key=lambda line: line["eval_loss"])
+        for line in lines:
+            line["best"] = line is best
+
+
+def log_changed_in_place(ack: Ack, folder: str) -> None:
+    """Lines that callbacks change after steps that were committed come back as they were."""
+    torch.set_num_threads(1)
+    more = {"eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.3, "max_steps": 9}
+
+    def trained(name: str, kill_at: int = 0) -> Any:
+        path = Path(folder, f"{name}.pm")
+        callback = PmstoreTrainerCallback(path, opening=SMALL)
+        trainer = make({**SHORT, **more}, Path(folder), [Marks(), callback, Kill(kill_at)])
+        trainer.train(resume_from_checkpoint=callback.folder())
+        return found(trainer, 0.0)
+
+    whole = trained("whole")
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        trained("killed", 8)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+    assert trained("killed") == whole
+    assert trained("killed") == whole  # nothing is left to do
+
+
+def a_model_that_is_made_anew(ack: Ack, folder: str) -> None:
+    """A plain module of `model_init`, which the Trainer calls again when the training begins."""
+    torch.set_num_threads(1)
+
+    def trained(*others: TrainerCallback) -> Any:
+        callback = PmstoreTrainerCallback(Path(folder, "run.pm"), opening=SMALL)
+        with_it = {"model": lambda: None, "model_init": Plain}
+        trainer = make({**SHORT, **with_it}, Path(folder), [callback, *others])
+        trainer.train(resume_from_checkpoint=callback.folder())
+        return trainer
+
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        trained(Kill(3))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+    trainer = trained()
+    assert trainer.state.global_step == 5
+    assert "_issue_warnings_after_load" not in vars(trainer)

@@ -228,7 +228,8 @@ def make(case: str | Case, folder: Path, callbacks: list[Any], **more: Any) -> T
     asked = {"eval_dataset": data[:5]} if given.get("eval_strategy") else {}
     return Trainer(
         model,
-        TrainingArguments(**{**plain, **given}),
+        model_init=given.pop("model_init", None),
+        args=TrainingArguments(**{**plain, **given}),
         train_dataset=data,
         data_collator=collator,
         callbacks=callbacks,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import shutil
 import warnings
@@ -31,6 +30,9 @@ from pmstore.torch.run_errors import AttachError
 _STOP = "should_training_stop"
 """A further name among the settings that may be other ones: an end that a callback brought about is
 none for the program that is started again."""
+_AFTER_LOADING = "_issue_warnings_after_load"
+"""What a Trainer calls once it has loaded a checkpoint. It would warn that weights are missing,
+which are in the store."""
 _NEVER = 1 << 120
 """A number of steps behind every training's last. (Without a length there are 2**63 - 1 epochs.)"""
 
@@ -98,7 +100,6 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._before: torch.Tensor | None = None  # sum of losses when the step began
         self._step = ExitStack()  # the step that is open
         self._resuming = False  # until the first step begins
-        self._quiet = _Quiet()
         self._at_exit = partial(_close, ref(self))
 
     # ---- before the training
@@ -115,8 +116,8 @@ class PmstoreTrainerCallback(TrainerCallback):
         """
         if self._args is None or self._trainer is None:
             raise AttachError(
-                "folder() of a callback that no Trainer has yet: give it to "
-                "Trainer(..., callbacks=[callback]) before"
+                "folder() of a callback that no Trainer was made with (add_callback does not tell "
+                "it of its Trainer): give it to Trainer(..., callbacks=[callback])"
             )
         self.close()
         stored = self._open()
@@ -130,7 +131,7 @@ class PmstoreTrainerCallback(TrainerCallback):
         state.global_step = _NEVER if self._ended(stored, state) else step
         state.save_to_json(str(folder / "trainer_state.json"))
         save_file({}, folder / "model.safetensors")
-        self._quiet.begin(self._trainer.model)
+        vars(self._trainer)[_AFTER_LOADING] = lambda load_result: None
         return str(folder)
 
     def _ended(self, stored: StoredState, state: TrainerState) -> bool:
@@ -175,9 +176,9 @@ class PmstoreTrainerCallback(TrainerCallback):
         train_dataloader: Any = None,
         **rest: Any,
     ) -> None:
-        self._quiet.end()
         self._args = args
         self._trainer = trainer = trainer_of(self)
+        vars(trainer).pop(_AFTER_LOADING, None)
         try:
             refuse(trainer, self)
             stored = self._stored if self._stored is not None else self._open()
@@ -261,20 +262,16 @@ class PmstoreTrainerCallback(TrainerCallback):
             self.run.log(loss=self._trainer._tr_loss - self._before)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **rest: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
         """Leaves the store at the last line of a training's log. That line is written before the
         best model is loaded, which is not what the training goes on from."""
-        # ("train_runtime" is in each line, with include_num_input_tokens_seen.)
-        if self.run is None or logs is None or "total_flos" not in logs:
+        # Callbacks add to `logs` and take from it. ("train_runtime" is in each line, with
+        # include_num_input_tokens_seen.)
+        last = state.log_history[-1] if state.log_history else {}
+        if self.run is None or not {"total_flos", "train_loss"} <= last.keys():
             return
         if self._resuming:  # no step was left to train
-            last = state.log_history[-1]
             self._put_back()
             state.log_history.append(last)
         else:
@@ -336,7 +333,10 @@ class PmstoreTrainerCallback(TrainerCallback):
             raises.
         """
         if self._trainer is None or self._args is None:
-            raise AttachError("export() of a callback that no Trainer has: give it to one before")
+            raise AttachError(
+                "export() of a callback that no Trainer was made with: give it to "
+                "Trainer(..., callbacks=[callback])"
+            )
         with open_store(self._place(), mode="r") as store:
             step = StoredState(store).step
             if step == 0 or n not in (None, step):
@@ -357,7 +357,8 @@ class PmstoreTrainerCallback(TrainerCallback):
         The training's end does it, and the program's, whatever ends it; call it after a training
         that raised, to train again in the same process.
         """
-        self._quiet.end()
+        if self._trainer is not None:
+            vars(self._trainer).pop(_AFTER_LOADING, None)
         if (store := self._let_go()) is not None:
             store.__exit__(AttachError, None, None)  # any error
 
@@ -404,29 +405,3 @@ def _least(step: int, args: TrainingArguments) -> int:
     steps = torch.tensor(step, device=args.device)
     torch.distributed.all_reduce(steps, torch.distributed.ReduceOp.MIN)
     return int(steps)
-
-
-class _Quiet(logging.Filter):
-    """Leaves out the Trainer's warning that weights are missing: they are in the store. To write
-    that warning, the Trainer looks at an attribute that a plain module has not."""
-
-    _ATTRIBUTE = "_keys_to_ignore_on_save"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._model: Any = None
-
-    def begin(self, model: Any) -> None:
-        logging.getLogger("transformers.trainer").addFilter(self)
-        if not hasattr(model, self._ATTRIBUTE):
-            self._model = model
-            setattr(model, self._ATTRIBUTE, None)
-
-    def end(self) -> None:
-        logging.getLogger("transformers.trainer").removeFilter(self)
-        if self._model is not None:
-            delattr(self._model, self._ATTRIBUTE)
-            self._model = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "missing keys in the checkpoint model" not in str(record.msg)

@@ -44,14 +44,15 @@ def trainer_of(callback: object) -> Trainer:
 
 class StoredState:
     """Keeps the Trainer's state under three names. `<path>/state`: TrainerState without its log,
-    states of callbacks, sums of losses. `<path>/log`: the log, which grows by its new lines alone.
-    `<path>/settings`."""
+    states of callbacks, sums of losses. `<path>/log`: the log, of which new and changed lines are
+    written. `<path>/settings`."""
 
     def __init__(self, store: Store, path: str = "trainer") -> None:
         self._store = store
         self._path = path
         self._settings: dict[str, Any] | None = None  # that were written last
         self._lines: List | None = None  # of the log
+        self._written: list[dict[str, Any]] = []  # the same, copies: callbacks change lines
         self._rollbacks = -1  # of the store, when these two were
 
     @property
@@ -97,11 +98,17 @@ class StoredState:
     def _write_log(self, lines: list[dict[str, Any]]) -> None:
         if self._lines is None:
             self._lines = self._store.list(f"{self._path}/log")
-        log, stored = self._lines, len(self._lines)
-        if stored > len(lines):
-            del log[len(lines) :]
-        elif stored < len(lines):
-            log.extend(lines[stored:])
+            self._written = list(self._lines)
+        written = self._written
+        if lines == written:
+            return
+        pairs = enumerate(zip(written, lines, strict=False))
+        least = min(len(written), len(lines))
+        same = next((at for at, (old, new) in pairs if old != new), least)
+        if same < len(written):
+            del self._lines[same:]
+        self._lines.extend(lines[same:])
+        written[same:] = copy.deepcopy(lines[same:])
 
     def read(self) -> TrainerState:
         """Returns the Trainer's state as of the last commit."""
