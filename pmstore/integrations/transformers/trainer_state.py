@@ -25,6 +25,8 @@ _SUMS = (
     *("_initial_num_input_tokens_seen", "current_flos"),
 )
 """Attributes of the Trainer that the losses it logs are computed from."""
+_MOST_LINES = 500
+"""Of the log, from its end: whether callbacks have changed them is looked at in each commit."""
 _FIELDS = [one.name for one in dataclasses.fields(TrainerState) if one.name != "log_history"]
 
 
@@ -52,7 +54,7 @@ class StoredState:
         self._path = path
         self._settings: dict[str, Any] | None = None  # that were written last
         self._lines: List | None = None  # of the log
-        self._written: list[dict[str, Any]] = []  # the same, copies: callbacks change lines
+        self._last: list[dict[str, Any]] = []  # copies of its last ones: callbacks change lines
         self._rollbacks = -1  # of the store, when these two were
 
     @property
@@ -98,17 +100,19 @@ class StoredState:
     def _write_log(self, lines: list[dict[str, Any]]) -> None:
         if self._lines is None:
             self._lines = self._store.list(f"{self._path}/log")
-            self._written = list(self._lines)
-        written = self._written
-        if lines == written:
+            self._last = list(self._lines[-_MOST_LINES:])
+        log, last = self._lines, self._last
+        first = len(log) - len(last)
+        now = lines[first:]
+        if now == last:
             return
-        pairs = enumerate(zip(written, lines, strict=False))
-        least = min(len(written), len(lines))
-        same = next((at for at, (old, new) in pairs if old != new), least)
-        if same < len(written):
-            del self._lines[same:]
-        self._lines.extend(lines[same:])
-        written[same:] = copy.deepcopy(lines[same:])
+        pairs = enumerate(zip(last, now, strict=False))
+        same = next((at for at, (old, new) in pairs if old != new), min(len(last), len(now)))
+        if (whole := min(first + same, len(lines))) < len(log):
+            del log[whole:]
+        log.extend(now[same:])
+        last[same:] = copy.deepcopy(now[same:])
+        del last[:-_MOST_LINES]
 
     def read(self) -> TrainerState:
         """Returns the Trainer's state as of the last commit."""
