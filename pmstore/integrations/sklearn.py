@@ -229,6 +229,7 @@ class _Keeper(Guard):
         self._ready()
         self._depth.inside = True
         self._running += 1
+        before = [(one, generator_state(one)) for one in self._generators]
         try:
             yield
             split = self._split()
@@ -240,7 +241,11 @@ class _Keeper(Guard):
                 self._write(split)
                 self._refuse_gone_back(method)
         except BaseException:
+            gone_back = self._back
             self._after_failure()
+            if not gone_back:  # others may have drawn since the state was written
+                for generator, state in before:
+                    set_generator(generator, state)
             raise
         finally:
             self._running -= 1
@@ -335,7 +340,8 @@ class _Keeper(Guard):
             state[_KEEPER] = attributes[_KEEPER]
         attributes.clear()
         attributes.update(state)
-        self._generators, self._drawn = self._split()[1].generators, b""
+        self._generators = self._split()[1].generators
+        self._drawn = drawn(self._generators) if program and not accept else b""
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -353,7 +359,7 @@ class _Keeper(Guard):
     def capture(self) -> None:
         """Writes generators that the program, or another estimator, has drawn from since."""
         store, name = self._store, self._name
-        if self._running or self._estimator() is None or name not in store:
+        if self._running or self._estimator() is None or f"{name}/state" not in store:
             return
         if not broken_off(store, repr(name)) and drawn(self._generators) != self._drawn:
             with written_whole(store, repr(name)):

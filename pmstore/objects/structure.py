@@ -78,6 +78,7 @@ _PLAIN_OF: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
     bytes: lambda item: memoryview(item).tobytes(),
 }
+_FLAT = frozenset(_KEYS)
 COLLECTIONS = (
     *(list, dict, tuple, set, frozenset, deque, OrderedDict, Counter, defaultdict, bytearray),
 )
@@ -89,6 +90,8 @@ def at_once(value: Any, known: dict[int, tuple[Any, Any]] | None = None) -> Any:
     of the program comes between: one that fills a cache meanwhile ends no walk. What is no
     collection is the value's."""
     kind: Any = type(value)
+    if kind in _FLAT:
+        return value
     known = {} if known is None else known
     if kind is frozenset or not (kind in COLLECTIONS or is_namedtuple(kind)):
         return value

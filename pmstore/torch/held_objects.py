@@ -93,7 +93,7 @@ class HeldObjects:
         self.begin()
 
     def begin(self) -> None:
-        """A loop begins. What stands before it a program does at each start."""
+        """The first loop begins. What stands before it a program does at each start."""
         self.watched = [(place, find, self._look(find())) for place, find, _ in self.watched]
 
     def capture(self) -> None:

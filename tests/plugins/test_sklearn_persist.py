@@ -319,6 +319,23 @@ def test_a_commit_has_what_others_drew(path: Path, chance: np.random.RandomState
         assert found == numbers.rand()
 
 
+def test_a_failed_call_leaves_what_others_drew(path: Path) -> None:
+    chance = np.random.RandomState(5)
+    with pmstore.open(path) as store:
+        kept = persist(SGDClassifier(random_state=chance), store, "a")
+        feed(kept, "sgd", 0)
+        chance.permutation(10)
+        before = chance.get_state()[2]
+        with pytest.raises(ValueError, match="sample"):
+            kept.partial_fit(np.zeros((0, 6)), [])
+        assert chance.get_state()[2] == before
+        del store["a"]
+        store["a"] = 3  # the name is free for others
+        chance.rand()
+        store.commit()
+        assert store["a"] == 3
+
+
 def test_given_twice(path: Path) -> None:
     with pmstore.open(path) as store:
         kept = persist(MADE["pca"](), store, "a")

@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 import pmstore
 from pmstore.integrations.transformers import PmstoreTrainerCallback
+from pmstore.integrations.transformers.trainer_state import StoredState
 from pmstore.scheduler import EveryN, PreemptionGuard
 from pmstore.torch import AttachError, ChangedError, Job
 
@@ -453,3 +454,41 @@ def a_model_that_is_made_anew(ack: Ack, folder: str) -> None:
     trainer = trained()
     assert trainer.state.global_step == 5
     assert "_issue_warnings_after_load" not in vars(trainer)
+
+
+class Notes(TrainerCallback):
+    """Adds a line to the log behind each."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.steps += 1
+
+    def on_log(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        state.log_history.append({"note": 1.0})
+
+
+def a_callback_adds_lines(ack: Ack, folder: str) -> None:
+    """The training's end is found among them, and a second start has nothing left to do."""
+    for steps in (5, 0):
+        notes, callback = Notes(), PmstoreTrainerCallback(Path(folder, "a.pm"), opening=SMALL)
+        trainer = make(SHORT, Path(folder), [notes, callback])
+        trainer.train(resume_from_checkpoint=callback.folder())
+        assert notes.steps == steps
+        assert trainer.state.global_step == 5
+
+
+def logs_that_are_cut(ack: Ack, folder: str) -> None:
+    """What is stored is the log as it is, of more lines than are looked at, too."""
+    lines = [{"loss": number / 7, "step": number} for number in range(1000)]
+    grown = [lines[:10], lines[:700], lines[:701]]
+    cut = [lines[:600], lines[500:600], lines[50:600], [], lines[:5], lines[600:605]]
+    rolled = [lines[:600], lines[1:601], lines[2:602], lines[:90], lines[:89]]
+    changed = [lines[:89], [{"loss": 0.0, "step": 0}, *lines[1:89]], lines[:300] + lines[700:]]
+    with pmstore.open(Path(folder, "log.pm"), size="64MiB") as store:
+        for name, logs in {"a": grown, "b": cut, "c": rolled, "d": changed}.items():
+            stored = StoredState(store, name)
+            for log in logs:
+                stored._write_log(log)
+                assert stored._log() == log

@@ -33,6 +33,8 @@ none for the program that is started again."""
 _AFTER_LOADING = "_issue_warnings_after_load"
 """What a Trainer calls once it has loaded a checkpoint. It would warn that weights are missing,
 which are in the store."""
+_NEAR_THE_END = 16
+"""Lines of the log, among which the last one of a training is: other callbacks may add some."""
 _NEVER = 1 << 120
 """A number of steps behind every training's last. (Without a length there are 2**63 - 1 epochs.)"""
 
@@ -249,7 +251,7 @@ class PmstoreTrainerCallback(TrainerCallback):
             self._put_back()
             self._step.enter_context(run.next_step())
         elif state.global_step > self._written:
-            self._end_step(finished=False)
+            self._end_step()
             self._step.enter_context(run.next_step())
         assert self._trainer is not None
         self._before = self._trainer._tr_loss.clone()
@@ -266,16 +268,17 @@ class PmstoreTrainerCallback(TrainerCallback):
     ) -> None:
         """Leaves the store at the last line of a training's log. That line is written before the
         best model is loaded, which is not what the training goes on from."""
-        # Callbacks add to `logs` and take from it. ("train_runtime" is in each line, with
+        # Callbacks change `logs`, and add lines. ("train_runtime" is in each line, with
         # include_num_input_tokens_seen.)
-        last = state.log_history[-1] if state.log_history else {}
-        if self.run is None or not {"total_flos", "train_loss"} <= last.keys():
+        near = state.log_history[-_NEAR_THE_END:]
+        last = next((one for one in near if {"total_flos", "train_loss"} <= one.keys()), None)
+        if self.run is None or last is None:
             return
         if self._resuming:  # no step was left to train
             self._put_back()
             state.log_history.append(last)
         else:
-            self._end_step(finished=True)
+            self._end_step(last)
         self._leave()
 
     def on_train_end(
@@ -283,14 +286,15 @@ class PmstoreTrainerCallback(TrainerCallback):
     ) -> None:
         self.close()
 
-    def _end_step(self, *, finished: bool) -> None:
-        """Completes the open step. It ends when the next one begins, or when the store is left."""
+    def _end_step(self, last: dict[str, Any] | None = None) -> None:
+        """Completes the open step. It ends when the next one begins, or when the store is left.
+        last: see `StoredState.write`."""
         assert self._stored is not None
         assert self._trainer is not None
         assert self._data is not None
         step = self._trainer.state.global_step
         self._data.finish(step)
-        self._stored.write(self._trainer, self._settings, finished)
+        self._stored.write(self._trainer, self._settings, last)
         self._written = step
         self._step.close()
 

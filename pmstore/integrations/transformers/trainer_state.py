@@ -73,9 +73,12 @@ class StoredState:
     def settings(self) -> dict[str, Any]:
         return self._store.get(f"{self._path}/settings") or {}
 
-    def write(self, trainer: Trainer, settings: dict[str, Any], finished: bool) -> None:
+    def write(
+        self, trainer: Trainer, settings: dict[str, Any], last: dict[str, Any] | None
+    ) -> None:
         """Writes the Trainer's state; it is pending until the next commit. settings: that nobody
-        changes. finished: the last line of the log is not of a step."""
+        changes. last: the line of the log that says that the training is finished. It is of no
+        step."""
         state = trainer.state
         fields: dict[str, Any] = {name: getattr(state, name) for name in _FIELDS}
         sums: dict[str, Any] = {name: getattr(trainer, name) for name in _SUMS}
@@ -85,12 +88,13 @@ class StoredState:
         if self._rollbacks != self._store.rollbacks:
             self._settings, self._lines = None, None
             self._rollbacks = self._store.rollbacks
-        self._write_log(state.log_history[:-1] if finished else state.log_history)
+        lines = state.log_history
+        self._write_log([one for one in lines if one is not last] if last is not None else lines)
         self._store[f"{self._path}/state"] = {
             "trainer": fields,
             "sums": sums,
             "callbacks": callbacks,
-            "finished": finished,
+            "finished": last is not None,
         }
         if self._settings is not settings:
             if self.settings != settings:
@@ -103,13 +107,16 @@ class StoredState:
             self._last = list(self._lines[-_MOST_LINES:])
         log, last = self._lines, self._last
         first = len(log) - len(last)
+        if first and lines[first : first + 1] != last[:1]:  # lines before these are gone
+            first, last = 0, list(log)
+            self._last = last
         now = lines[first:]
         if now == last:
             return
         pairs = enumerate(zip(last, now, strict=False))
         same = next((at for at, (old, new) in pairs if old != new), min(len(last), len(now)))
-        if (whole := min(first + same, len(lines))) < len(log):
-            del log[whole:]
+        if first + same < len(log):
+            del log[first + same :]
         log.extend(now[same:])
         last[same:] = copy.deepcopy(now[same:])
         del last[:-_MOST_LINES]

@@ -86,7 +86,8 @@ class Loops:
         self._check_left()
         if self._step.stopping:
             self._stop(None)
-        steps.pieces.held.begin()
+        if self._number is None:
+            steps.pieces.held.begin()
         number = self._find(kind, name, n)
         new = number == len(progress.loops)
         passed = False
