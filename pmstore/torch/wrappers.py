@@ -80,7 +80,8 @@ def refuse_scripted(name: str, model: nn.Module) -> None:
             raise AttachError(
                 f"{called} is a module of torch.jit. Give attach the module that it was made of: "
                 "it has the same parameters and buffers, and the program goes on calling the one "
-                "of torch.jit"
+                "of torch.jit. One that is not trained, such as a teacher from a file, is held "
+                "outside of the model"
             )
 
 

@@ -64,7 +64,7 @@ with pmstore.open(f"{folder}/run{rank}.pm", domain="process") as store:
         adam.zero_grad()
         if case == "together" and rank == 2 and step == 5:
             while not run._steps.job.peers._message.ended():
-                time.sleep(0.001)  # its last ticket: without it they would not come to the collective
+                time.sleep(0.001)  # its last ticket: without it the others do not come so far
             os.kill(os.getpid(), signal.SIGSTOP)  # before its ticket: the others wait for that
         time.sleep(0.05)
 """

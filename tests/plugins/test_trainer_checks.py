@@ -15,7 +15,8 @@ CHECKS = (
     *("without_the_folder", "changed_settings", "given_wrongly", "streams_that_draw", "exports"),
     *("an_exception", "two_ranks", "the_example", "goes_on_after_its_end", "ended_by_an_error"),
     *("losses", "an_exception_of_one_that_is_gone", "told_to_stop", "log_changed_in_place"),
-    *("a_model_that_is_made_anew", "a_callback_adds_lines", "logs_that_are_cut"),
+    *("a_model_that_is_made_anew", "callbacks_that_change_the_log", "logs_that_are_cut"),
+    *("metrics_that_are_arrays",),
 )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from trainer_work import Kill, Masked, Plain, found, make
@@ -469,14 +470,58 @@ class Notes(TrainerCallback):
         state.log_history.append({"note": 1.0})
 
 
-def a_callback_adds_lines(ack: Ack, folder: str) -> None:
-    """The training's end is found among them, and a second start has nothing left to do."""
-    for steps in (5, 0):
-        notes, callback = Notes(), PmstoreTrainerCallback(Path(folder, "a.pm"), opening=SMALL)
-        trainer = make(SHORT, Path(folder), [notes, callback])
-        trainer.train(resume_from_checkpoint=callback.folder())
-        assert notes.steps == steps
-        assert trainer.state.global_step == 5
+class Clears(Notes):
+    """Leaves nothing of the log."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+        state.log_history.clear()
+        if "eval_loss" not in logs:
+            logs.clear()
+
+
+class Ends(Notes):
+    """Has each line of the log look like a training's last."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+        for line in (logs, state.log_history[-1]):
+            line.update(dict.fromkeys(("train_loss", "total_flos", "train_runtime"), 1.0))
+
+
+def callbacks_that_change_the_log(ack: Ack, folder: str) -> None:
+    """They hide no end of the training, and bring none about. Its last step is kept, whether the
+    best model is loaded or not, and a second start has nothing left to do."""
+    torch.set_num_threads(1)
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
+    best = {**SHORT, **best, "eval_steps": 2, "save_steps": 2}
+    bits: set[tuple[str, bytes]] = set()
+    for kind in (Notes, Clears, Ends):
+        for name, settings in (("last", SHORT), ("best", best)):
+            for steps in (5, 0):
+                path = Path(folder, f"{kind.__name__}-{name}.pm")
+                notes, callback = kind(), PmstoreTrainerCallback(path, opening=SMALL)
+                trainer = make(settings, Path(folder), [notes, callback])
+                trainer.train(resume_from_checkpoint=callback.folder())
+                assert notes.steps == steps
+                assert trainer.state.global_step == 5
+                assert "log" not in vars(trainer)
+                with pmstore.open(path, "r") as store:
+                    assert store["run/progress"][0] == 5
+                    weights = store["run/model/model.embed_tokens.weight"].numpy().tobytes()
+                    bits.add((name, weights))
+    assert len(bits) == 2  # evaluations draw numbers
+
+
+class Arrays(TrainerCallback):
+    def on_log(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        state.log_history[-1]["f1"] = np.ones(3)
+
+
+def metrics_that_are_arrays(ack: Ack, folder: str) -> None:
+    torch.set_num_threads(1)
+    callback = PmstoreTrainerCallback(Path(folder, "a.pm"), opening=SMALL)
+    with pytest.raises(AttachError, match=r"ndarray.* returns array.tolist\(\)"):
+        make(SHORT, Path(folder), [Arrays(), callback]).train()
+    callback.close()
 
 
 def logs_that_are_cut(ack: Ack, folder: str) -> None:

@@ -6,7 +6,7 @@ import atexit
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,10 @@ none for the program that is started again."""
 _AFTER_LOADING = "_issue_warnings_after_load"
 """What a Trainer calls once it has loaded a checkpoint. It would warn that weights are missing,
 which are in the store."""
-_NEAR_THE_END = 16
-"""Lines of the log, among which the last one of a training is: other callbacks may add some."""
+_LOG = "log"
+"""What a Trainer calls with the last line of a training's log, before it loads the best model, from
+which the training does not go on. That line has:"""
+_LAST_LINE = frozenset(("train_runtime", "train_loss", "total_flos"))
 _NEVER = 1 << 120
 """A number of steps behind every training's last. (Without a length there are 2**63 - 1 epochs.)"""
 
@@ -102,6 +104,7 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._before: torch.Tensor | None = None  # sum of losses when the step began
         self._step = ExitStack()  # the step that is open
         self._resuming = False  # until the first step begins
+        self._listening = ExitStack()  # to Trainer.log
         self._at_exit = partial(_close, ref(self))
 
     # ---- before the training
@@ -181,6 +184,8 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._args = args
         self._trainer = trainer = trainer_of(self)
         vars(trainer).pop(_AFTER_LOADING, None)
+        self._listening.callback(_set_log, trainer, vars(trainer).get(_LOG))
+        _set_log(trainer, partial(self._before_log, trainer.log))
         try:
             refuse(trainer, self)
             stored = self._stored if self._stored is not None else self._open()
@@ -263,38 +268,45 @@ class PmstoreTrainerCallback(TrainerCallback):
         if self.run is not None and self._trainer is not None and self._before is not None:
             self.run.log(loss=self._trainer._tr_loss - self._before)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+    def _before_log(
+        self, log: Callable[..., None], logs: dict[str, Any], *rest: Any, **more: Any
     ) -> None:
-        """Leaves the store at the last line of a training's log. That line is written before the
-        best model is loaded, which is not what the training goes on from."""
-        # Callbacks change `logs`, and add lines. ("train_runtime" is in each line, with
-        # include_num_input_tokens_seen.)
-        near = state.log_history[-_NEAR_THE_END:]
-        last = next((one for one in near if {"total_flos", "train_loss"} <= one.keys()), None)
-        if self.run is None or last is None:
-            return
-        if self._resuming:  # no step was left to train
-            self._put_back()
-            state.log_history.append(last)
-        else:
-            self._end_step(last)
-        self._leave()
+        """Ends the training before the Trainer logs its last line: callbacks change what it logs,
+        so that they would not tell of the end."""
+        if logs.keys() >= _LAST_LINE:
+            self._end()
+        log(logs, *rest, **more)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
+        if self.run is not None and args.load_best_model_at_end and state.best_model_checkpoint:
+            raise AttachError(
+                "the best model was loaded before the training's last line was logged by "
+                "Trainer.log: a program that replaces Trainer.log, or how it trains, goes without "
+                "load_best_model_at_end"
+            )
+        self._end()
         self.close()
 
-    def _end_step(self, last: dict[str, Any] | None = None) -> None:
-        """Completes the open step. It ends when the next one begins, or when the store is left.
-        last: see `StoredState.write`."""
+    def _end(self) -> None:
+        """Leaves the store, with the last step."""
+        if self.run is None:
+            return
+        if self._resuming:  # no step was left to train
+            self._put_back()
+        else:
+            self._end_step(finished=True)
+        self._leave()
+
+    def _end_step(self, *, finished: bool = False) -> None:
+        """Completes the open step. It ends when the next one begins, or when the store is left."""
         assert self._stored is not None
         assert self._trainer is not None
         assert self._data is not None
         step = self._trainer.state.global_step
         self._data.finish(step)
-        self._stored.write(self._trainer, self._settings, last)
+        self._stored.write(self._trainer, self._settings, finished)
         self._written = step
         self._step.close()
 
@@ -375,6 +387,7 @@ class PmstoreTrainerCallback(TrainerCallback):
     def _let_go(self) -> Store | None:
         store, self.store, self.run, self._stored = self.store, None, None, None
         self._step = ExitStack()
+        self._listening.close()
         atexit.unregister(self._at_exit)
         return store
 
@@ -393,6 +406,13 @@ class PmstoreTrainerCallback(TrainerCallback):
             return self._path
         name = f"{self._path.stem}-{self._args.process_index}{self._path.suffix}"
         return self._path.with_name(name)
+
+
+def _set_log(trainer: Trainer, log: Callable[..., None] | None) -> None:
+    """Sets the Trainer's own `log`. None: it has the one of its class."""
+    vars(trainer).pop(_LOG, None)
+    if log is not None:
+        vars(trainer)[_LOG] = log
 
 
 def _close(callback: ref[PmstoreTrainerCallback]) -> None:

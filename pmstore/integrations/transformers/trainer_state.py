@@ -12,6 +12,7 @@ from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from pmstore import List, Store
+from pmstore.torch.run_errors import AttachError
 
 _OF_THE_PROCESS = (
     "is_local_process_zero",
@@ -73,12 +74,9 @@ class StoredState:
     def settings(self) -> dict[str, Any]:
         return self._store.get(f"{self._path}/settings") or {}
 
-    def write(
-        self, trainer: Trainer, settings: dict[str, Any], last: dict[str, Any] | None
-    ) -> None:
+    def write(self, trainer: Trainer, settings: dict[str, Any], finished: bool) -> None:
         """Writes the Trainer's state; it is pending until the next commit. settings: that nobody
-        changes. last: the line of the log that says that the training is finished. It is of no
-        step."""
+        changes."""
         state = trainer.state
         fields: dict[str, Any] = {name: getattr(state, name) for name in _FIELDS}
         sums: dict[str, Any] = {name: getattr(trainer, name) for name in _SUMS}
@@ -88,13 +86,12 @@ class StoredState:
         if self._rollbacks != self._store.rollbacks:
             self._settings, self._lines = None, None
             self._rollbacks = self._store.rollbacks
-        lines = state.log_history
-        self._write_log([one for one in lines if one is not last] if last is not None else lines)
+        self._write_log(state.log_history)
         self._store[f"{self._path}/state"] = {
             "trainer": fields,
             "sums": sums,
             "callbacks": callbacks,
-            "finished": last is not None,
+            "finished": finished,
         }
         if self._settings is not settings:
             if self.settings != settings:
@@ -117,7 +114,13 @@ class StoredState:
         same = next((at for at, (old, new) in pairs if old != new), min(len(last), len(now)))
         if first + same < len(log):
             del log[first + same :]
-        log.extend(now[same:])
+        try:
+            log.extend(now[same:])
+        except TypeError as error:
+            raise AttachError(
+                f"a line of the Trainer's log cannot be kept: {error}. Metrics are numbers, "
+                "strings, lists and dicts of them: compute_metrics returns array.tolist()"
+            ) from error
         last[same:] = copy.deepcopy(now[same:])
         del last[:-_MOST_LINES]
 
