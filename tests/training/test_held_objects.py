@@ -284,7 +284,7 @@ def test_a_resumed_run_tells_it_again(shm: Path) -> None:
             net(torch.ones(2, 3)).sum().backward()
             sgd.step()
             count(net)
-            with pytest.warns(RuntimeWarning, match="count in held has changed since attach"):
+            with pytest.warns(RuntimeWarning, match="count in held has changed since the run"):
                 run.commit()
             break
         run.stop()
