@@ -152,10 +152,10 @@ class HeldObjects:
     def _tell(place: str, name: str | int) -> None:
         warnings.warn(
             f"{name} in {place} has changed since the run's first loop began, and is not kept: a "
-            "run keeps what modules and data sets hold themselves, and of objects in them what is given to it. "
-            "After a restart it is as the program makes it. If the training depends on it, keep "
-            "the value in an attribute of the module or data set, or give the object state_dict() "
-            "and load_state_dict() and say attach(stateful={'name': the object})",
+            "run keeps what modules and data sets hold themselves, and of objects in them what is "
+            "given to it. After a restart it is as the program makes it. If the training depends "
+            "on it, keep the value in an attribute of the module or data set, or give the object "
+            "state_dict() and load_state_dict() and say attach(stateful={'name': the object})",
             RuntimeWarning,
             stacklevel=2,
         )
