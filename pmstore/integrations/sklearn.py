@@ -109,10 +109,15 @@ def persist(
             f"{type(estimator).__qualname__} does not learn by partial_fit, so there is nothing "
             "to go on with: store what it has learned, as arrays and values, once it is fitted"
         )
-    if _KEEPER in vars(estimator):
-        raise ValueError(f"this estimator is kept already, as {vars(estimator)[_KEEPER].where}")
+    if (before := vars(estimator).get(_KEEPER)) is not None:
+        if not before.removed:
+            raise ValueError(f"this estimator is kept already, as {before.where}")
+        estimator.__class__ = estimator.__class__.__base__
+        del vars(estimator)[_KEEPER]
     if (other := _kept.get((id(store), name))) is not None and other.alive:
-        raise ValueError(f"another estimator of this program is kept as {other.where}")
+        if not other.removed:
+            raise ValueError(f"another estimator of this program is kept as {other.where}")
+        del _kept[id(store), name]
     keeper = _Keeper(estimator, store, name)
     keeper.begin(frozenset(accept))
     vars(estimator)[_KEEPER] = keeper
@@ -144,6 +149,16 @@ class _Keeper(Guard):
     @property
     def alive(self) -> bool:
         return not self._store.closed
+
+    @property
+    def removed(self) -> bool:
+        """Whether the program has removed it from the store, or another one lies there under its
+        name. The name is free for others."""
+        if not self.alive:
+            return False
+        about = self._store.get(f"{self._name}/about")
+        known = _kept.get((id(self._store), self._name)) is self
+        return not known or not isinstance(about, dict) or about.get("class") != self._class
 
     # ---- the first and the last of it
 
@@ -273,7 +288,7 @@ class _Keeper(Guard):
             raise TransactionError(why)
         if store.rollbacks != self._rollbacks:
             self.went_back()
-        if self._name not in store:
+        if self.removed:
             raise PmstoreError(f"{self.where} was removed: persist the estimator anew")
 
     def _after_failure(self) -> None:
@@ -281,7 +296,7 @@ class _Keeper(Guard):
         self._back = False
         if self._store.closed or broken_off(self._store, repr(self._name)):
             return
-        if self._name in self._store:
+        if not self.removed:
             self._restore(program=False)
 
     # ---- state
@@ -359,7 +374,7 @@ class _Keeper(Guard):
     def capture(self) -> None:
         """Writes generators that the program, or another estimator, has drawn from since."""
         store, name = self._store, self._name
-        if self._running or self._estimator() is None or f"{name}/state" not in store:
+        if self._running or self._estimator() is None or self.removed:
             return
         if not broken_off(store, repr(name)) and drawn(self._generators) != self._drawn:
             with written_whole(store, repr(name)):
@@ -373,7 +388,7 @@ class _Keeper(Guard):
         self._rollbacks = self._store.rollbacks
         if self._running:
             self._back = True
-        elif self._estimator() is not None and self._name in self._store:
+        elif self._estimator() is not None and not self.removed:
             self._restore()
 
 

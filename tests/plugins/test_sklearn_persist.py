@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,43 @@ def test_a_failed_call_leaves_what_others_drew(path: Path) -> None:
         chance.rand()
         store.commit()
         assert store["a"] == 3
+
+
+def test_one_that_was_removed(path: Path) -> None:
+    with pmstore.open(path) as store:
+        kept = persist(MADE["sgd"](), store, "a")
+        feed(kept, "sgd", 0)
+        store.commit()
+        del store["a"]
+        store["a"] = 3
+        store.commit()
+        with pytest.raises(PmstoreError, match="was removed"):
+            feed(kept, "sgd", 1)
+        store.rollback()
+        store.commit()
+        assert store["a"] == 3
+        del store["a"]
+        store["a/state"] = 7
+        with pytest.raises(PmstoreError, match="was removed"):
+            feed(kept, "sgd", 1)
+        del store["a"]
+        other = persist(MADE["sgd"](), store, "a")
+        feed(other, "sgd", 0)
+        with pytest.raises(PmstoreError, match="was removed"):
+            feed(kept, "sgd", 1)
+        del store["a"]
+        assert persist(kept, store, "a") is kept
+        feed(kept, "sgd", 1)
+        assert store["a/batches"] == 1
+        store.commit()
+        of_another_class = MADE["pca"]()
+        with suppress(KeyError), store.transaction():
+            del store["a"]
+            persist(of_another_class, store, "a")
+            raise KeyError  # what lies there is not its own
+        with pytest.raises(PmstoreError, match="was removed"):
+            feed(of_another_class, "pca", 0)
+        assert store["a/batches"] == 1
 
 
 def test_given_twice(path: Path) -> None:
