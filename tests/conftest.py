@@ -131,6 +131,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """An interrupt that a test sends would be lost in a callback of the garbage collector.
+    Hypothesis leaves one, which measures."""
+    left = [one for one in gc.callbacks if "hypothesis" not in (one.__module__ or "")]
+    gc.callbacks[:] = left
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Tests import, too."""
