@@ -16,7 +16,7 @@ CHECKS = (
     *("an_exception", "two_ranks", "the_example", "goes_on_after_its_end", "ended_by_an_error"),
     *("losses", "an_exception_of_one_that_is_gone", "told_to_stop", "log_changed_in_place"),
     *("a_model_that_is_made_anew", "callbacks_that_change_the_log", "logs_that_are_cut"),
-    *("metrics_that_are_arrays",),
+    *("a_log_that_is_replaced", "metrics_that_are_arrays"),
 )
 
 

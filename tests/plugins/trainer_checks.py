@@ -506,9 +506,49 @@ def callbacks_that_change_the_log(ack: Ack, folder: str) -> None:
                 assert "log" not in vars(trainer)
                 with pmstore.open(path, "r") as store:
                     assert store["run/progress"][0] == 5
-                    weights = store["run/model/model.embed_tokens.weight"].numpy().tobytes()
-                    bits.add((name, weights))
+                    weights = store["run/model/model.embed_tokens.weight"]
+                    bits.add((name, weights.numpy().tobytes()))
+                    if name == "last":  # a roll back would take it back in memory, too
+                        assert torch.equal(weights, trainer.model.model.embed_tokens.weight)
     assert len(bits) == 2  # evaluations draw numbers
+
+
+class Silences(TrainerCallback):
+    """Replaces `Trainer.log` in mid-training."""
+
+    trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        vars(self.trainer)["log"] = lambda *_, **__: None
+
+
+def a_log_that_is_replaced(ack: Ack, folder: str) -> None:
+    """The training ends at `on_train_end`, unless the best model has been loaded by then."""
+    torch.set_num_threads(1)
+
+    def trained(name: str, **more: Any) -> Any:
+        silences = Silences()
+        callback = PmstoreTrainerCallback(Path(folder, name), opening=SMALL)
+        trainer = make({**SHORT, **more}, Path(folder), [silences, callback])
+        silences.trainer = trainer
+        try:
+            trainer.train(resume_from_checkpoint=callback.folder())
+        finally:
+            callback.close()
+        return trainer
+
+    trainer = trained("last.pm")
+    assert "log" in vars(trainer)  # the program's
+    with pmstore.open(Path(folder, "last.pm"), "r") as store:
+        assert store["run/progress"][0] == 5
+        weights = store["run/model/model.embed_tokens.weight"]
+        assert torch.equal(weights, trainer.model.model.embed_tokens.weight)
+    assert trained("last.pm").state.global_step == 5
+    best = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    with pytest.raises(AttachError, match="best model was loaded before"):
+        trained("best.pm", load_best_model_at_end=True, **best)
+    with pmstore.open(Path(folder, "best.pm"), "r") as store:
+        assert store["run/progress"][0] == 4
 
 
 class Arrays(TrainerCallback):

@@ -35,8 +35,9 @@ _AFTER_LOADING = "_issue_warnings_after_load"
 which are in the store."""
 _LOG = "log"
 """What a Trainer calls with the last line of a training's log, before it loads the best model, from
-which the training does not go on. That line has:"""
+which the training does not go on."""
 _LAST_LINE = frozenset(("train_runtime", "train_loss", "total_flos"))
+"""Keys of that line."""
 _NEVER = 1 << 120
 """A number of steps behind every training's last. (Without a length there are 2**63 - 1 epochs.)"""
 
@@ -184,8 +185,11 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._args = args
         self._trainer = trainer = trainer_of(self)
         vars(trainer).pop(_AFTER_LOADING, None)
-        self._listening.callback(_set_log, trainer, vars(trainer).get(_LOG))
-        _set_log(trainer, partial(self._before_log, trainer.log))
+        before, vars(trainer)[_LOG] = (
+            vars(trainer).get(_LOG),
+            partial(self._before_log, trainer.log),
+        )
+        self._listening.callback(_give_back, vars(trainer), before, vars(trainer)[_LOG])
         try:
             refuse(trainer, self)
             stored = self._stored if self._stored is not None else self._open()
@@ -408,11 +412,13 @@ class PmstoreTrainerCallback(TrainerCallback):
         return self._path.with_name(name)
 
 
-def _set_log(trainer: Trainer, log: Callable[..., None] | None) -> None:
-    """Sets the Trainer's own `log`. None: it has the one of its class."""
-    vars(trainer).pop(_LOG, None)
-    if log is not None:
-        vars(trainer)[_LOG] = log
+def _give_back(attributes: dict[str, Any], log: Callable[..., None] | None, ours: object) -> None:
+    """Gives a Trainer its own `log` back, unless the program has replaced ours. log: None: it has
+    the one of its class."""
+    if attributes.get(_LOG) is ours:
+        del attributes[_LOG]
+        if log is not None:
+            attributes[_LOG] = log
 
 
 def _close(callback: ref[PmstoreTrainerCallback]) -> None:
