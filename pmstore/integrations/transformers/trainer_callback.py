@@ -185,11 +185,9 @@ class PmstoreTrainerCallback(TrainerCallback):
         self._args = args
         self._trainer = trainer = trainer_of(self)
         vars(trainer).pop(_AFTER_LOADING, None)
-        before, vars(trainer)[_LOG] = (
-            vars(trainer).get(_LOG),
-            partial(self._before_log, trainer.log),
-        )
-        self._listening.callback(_give_back, vars(trainer), before, vars(trainer)[_LOG])
+        before = vars(trainer).get(_LOG)
+        ours = vars(trainer)[_LOG] = partial(self._before_log, trainer.log)
+        self._listening.callback(_give_back, vars(trainer), before, ours)
         try:
             refuse(trainer, self)
             stored = self._stored if self._stored is not None else self._open()
